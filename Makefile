@@ -1,0 +1,48 @@
+# The two commands: `make demo` and `make test`. Both need only Python and make.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+GPU_PYTHON ?= python3
+
+.PHONY: help demo test test-all test-gpu lint types docs benchmark clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.lab: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[lab]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.lab
+
+demo: $(VENV)/.lab  ## compare all samplers on the polynomial problem: a table and a plot, under a minute
+	$(PY) examples/polynomial.py
+
+test: lint types docs  ## everything a change must pass: lint, types, docs, tests
+	$(PY) -m pytest -m "not gpu and not slow" --doctest-modules
+
+test-all: lint types docs  ## the same with the long proofs
+	$(PY) -m pytest -m "not gpu" --doctest-modules
+
+test-gpu:  ## the tests that need a CUDA device, with the Python that has it (GPU_PYTHON)
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
+
+lint: $(VENV)/.dev  ## formatting and lint
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+types: $(VENV)/.dev  ## static types
+	$(PY) -m mypy
+
+docs: $(VENV)/.dev  ## build the documentation, warnings are errors
+	$(PY) -m mkdocs build --strict --quiet
+
+benchmark: $(VENV)/.dev  ## CPU benchmark: writes benchmarks/results.csv and the table in the docs
+	$(PY) benchmarks/run.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

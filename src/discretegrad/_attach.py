@@ -1,0 +1,171 @@
+"""Give a discrete sample a gradient: the one autograd function of the library.
+
+Forward returns the sample itself, so it is one-hot to the last bit, unlike the common
+``z - p.detach() + p``. Backward calls the estimator's formula. ``torch.compile`` traces through
+both; ``vmap`` and ``torch.func.grad`` compose with it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._rows import Bits, Rows, restore_dim
+from ._types import Temperature
+
+_LOW_PRECISIONS = (torch.float16, torch.bfloat16)
+# vjp(g, draw, *saved): the gradient for the logits, given the gradient g at the sample
+Vjp = Callable[..., Tensor]
+
+
+def attach_one_hot(rows: Rows, index: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
+    """The one-hot of ``index``, (..., 1), with the gradient ``vjp(g, index, *saved)``.
+
+    What is saved are constant tensors with the leading axes of the logits; bind numbers to the
+    formula with ``functools.partial``.
+    """
+    sample = _apply(_one_hot, vjp, rows.logits, index, *saved)
+    return restore_dim(sample, rows.dim)
+
+
+def attach_value(bits: Bits, value: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
+    """The 0/1 sample of the boolean ``value`` with the gradient ``vjp(g, value, *saved)``."""
+    return _apply(_zero_one, vjp, bits.logits, value, *saved)
+
+
+def attach_softmax(rows: Rows, index: Tensor, probs: Tensor) -> Tensor:
+    """The one-hot of ``index`` with the gradient of ``probs = softmax(x / tau)`` for x."""
+    if isinstance(rows.tau, Tensor):
+        return attach_one_hot(rows, index, _softmax_vjp, probs, rows.tau)
+    return attach_one_hot(rows, index, partial(_softmax_vjp, tau=rows.tau), probs)
+
+
+def attach_sigmoid(bits: Bits, value: Tensor, logits: Tensor) -> Tensor:
+    """The 0/1 sample ``value`` with the gradient of ``sigmoid(x / tau)``, x / tau = ``logits``."""
+    slope = torch.sigmoid(logits) * torch.sigmoid(-logits) / bits.tau
+    return attach_value(bits, value, _slope_vjp, slope)
+
+
+def _slope_vjp(g: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    return g * slope
+
+
+def jacobian_product(probs: Tensor, g: Tensor) -> Tensor:
+    """``J(q) g`` with ``J(q) = diag(q) - q q^T``, the Jacobian of softmax at its value q."""
+    product = probs * g
+    return product.addcmul_(probs, product.sum(-1, keepdim=True), value=-1)
+
+
+def centred(g: Tensor, index: Tensor) -> Tensor:
+    """``g`` minus its entry at ``index``: no estimator here feels a shift, but rounding does."""
+    return g - g.gather(-1, index)
+
+
+def _softmax_vjp(g: Tensor, index: Tensor, probs: Tensor, tau: Temperature) -> Tensor:
+    return jacobian_product(probs, centred(g, index)).div_(tau)
+
+
+def _apply(*args: Any) -> Tensor:
+    apply = _Attach.apply
+    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        # Function.apply inspects the signature of forward at every call, a fifth of the time at
+        # 400 x 8; outside transforms it then does no more than call its parent, as here
+        apply = super(torch.autograd.Function, _Attach).apply
+    sample: Tensor = apply(*args)[0]
+    return sample
+
+
+def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
+    zeros = torch.zeros_like(logits, memory_format=torch.contiguous_format)
+    return zeros.scatter_(-1, index, 1.0)
+
+
+def _zero_one(logits: Tensor, value: Tensor) -> Tensor:
+    return value.to(logits.dtype)
+
+
+class _Attach(torch.autograd.Function):
+    apply: Callable[..., tuple[Tensor, Tensor]]  # torch leaves it without a type
+
+    @staticmethod
+    def forward(
+        make_sample: Callable[[Tensor, Tensor], Tensor],
+        vjp: Vjp,
+        logits: Tensor,
+        draw: Tensor,
+        *saved: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        # the empty second output ties the gradient to this node: see _RefuseSecondDerivative
+        return make_sample(logits, draw), logits.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.vjp, ctx.dtype = inputs[1], inputs[2].dtype
+        ctx.save_for_backward(output[1], *inputs[3:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        anchor, *saved = ctx.saved_tensors
+        nothing = (None,) * len(saved)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None, None, _gradient(ctx, g, saved), *nothing
+        with torch.no_grad():
+            gradient = _gradient(ctx, g, saved)
+        return None, None, _RefuseSecondDerivative.apply(gradient, g, anchor), *nothing
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        batched = [
+            _batch_first(arg, axis, info.batch_size) if isinstance(arg, Tensor) else arg
+            for arg, axis in zip(args, in_dims, strict=True)
+        ]
+        return _Attach.apply(*batched), (0, 0)
+
+
+def _gradient(ctx: Any, g: Tensor, saved: list[Tensor]) -> Tensor:
+    if ctx.dtype not in _LOW_PRECISIONS:
+        return ctx.vjp(g, *saved)  # type: ignore[no-any-return]
+    gradient: Tensor = ctx.vjp(g.float(), *saved)
+    return gradient.to(ctx.dtype)
+
+
+class _RefuseSecondDerivative(torch.autograd.Function):
+    """The identity, whose derivative is an error.
+
+    ``anchor`` leads the graph back to the logits, so that the error is met even where the
+    incoming gradient ``g`` is a constant, instead of a silent zero.
+    """
+
+    apply: Callable[..., Tensor]  # torch leaves it without a type
+
+    @staticmethod
+    def forward(gradient: Tensor, g: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        raise RuntimeError(
+            "discretegrad: the gradient of a discrete sample is an estimate whose own derivative "
+            "does not estimate a second derivative, so differentiating it again is refused. "
+            "Detach the first gradient, or take second derivatives of "
+            "discretegrad.exact_expectation."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> Any:
+        batched = [
+            _batch_first(arg, axis, info.batch_size)
+            for arg, axis in zip(args, in_dims, strict=True)
+        ]
+        return _RefuseSecondDerivative.apply(*batched), 0
+
+
+def _batch_first(x: Tensor, axis: int | None, size: int) -> Tensor:
+    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)

@@ -1,0 +1,1 @@
+"""Categorical samplers, one file each; the public names are in :mod:`discretegrad`."""

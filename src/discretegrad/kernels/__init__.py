@@ -1,0 +1,1 @@
+"""Accelerated backends and the choice among them."""
