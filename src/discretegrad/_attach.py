@@ -5,7 +5,7 @@ Forward returns the sample itself, so it is one-hot to the last bit, unlike the 
 both; ``vmap`` and ``torch.func.grad`` compose with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,7 +97,7 @@ class _Attach(torch.autograd.Function):
         draw: Tensor,
         *saved: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        # the empty second output ties the gradient to this node: see _RefuseSecondDerivative
+        # the empty second output ties the gradient to this node: see _Backward
         return make_sample(logits, draw), logits.new_empty(0)
 
     @staticmethod
@@ -109,31 +109,24 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
         anchor, *saved = ctx.saved_tensors
-        nothing = (None,) * len(saved)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return None, None, _gradient(ctx, g, saved), *nothing
-        with torch.no_grad():
-            gradient = _gradient(ctx, g, saved)
-        return None, None, _RefuseSecondDerivative.apply(gradient, g, anchor), *nothing
+        plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        if plain or torch.compiler.is_compiling():
+            gradient = _gradient(ctx.vjp, ctx.dtype, g, saved)
+        else:
+            gradient = _Backward.apply(ctx.vjp, ctx.dtype, anchor, g, *saved)
+        return None, None, gradient, *[None] * len(saved)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        batched = [
-            _batch_first(arg, axis, info.batch_size) if isinstance(arg, Tensor) else arg
-            for arg, axis in zip(args, in_dims, strict=True)
-        ]
-        return _Attach.apply(*batched), (0, 0)
+        return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, 0)
 
 
-def _gradient(ctx: Any, g: Tensor, saved: list[Tensor]) -> Tensor:
-    if ctx.dtype not in _LOW_PRECISIONS:
-        return ctx.vjp(g, *saved)  # type: ignore[no-any-return]
-    gradient: Tensor = ctx.vjp(g.float(), *saved)
-    return gradient.to(ctx.dtype)
+def _gradient(vjp: Vjp, dtype: torch.dtype, g: Tensor, saved: Sequence[Tensor]) -> Tensor:
+    return vjp(g.float(), *saved).to(dtype) if dtype in _LOW_PRECISIONS else vjp(g, *saved)
 
 
-class _RefuseSecondDerivative(torch.autograd.Function):
-    """The identity, whose derivative is an error.
+class _Backward(torch.autograd.Function):
+    """The backward of ``_Attach`` as a function of its own, whose derivative is an error.
 
     ``anchor`` leads the graph back to the logits, so that the error is met even where the
     incoming gradient ``g`` is a constant, instead of a silent zero.
@@ -142,11 +135,11 @@ class _RefuseSecondDerivative(torch.autograd.Function):
     apply: Callable[..., Tensor]  # torch leaves it without a type
 
     @staticmethod
-    def forward(gradient: Tensor, g: Tensor, anchor: Tensor) -> Tensor:
-        return gradient.clone()
+    def forward(vjp: Vjp, dtype: torch.dtype, anchor: Tensor, g: Tensor, *saved: Tensor) -> Tensor:
+        return _gradient(vjp, dtype, g, saved)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
 
     @staticmethod
@@ -159,13 +152,17 @@ class _RefuseSecondDerivative(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> Any:
-        batched = [
-            _batch_first(arg, axis, info.batch_size)
-            for arg, axis in zip(args, in_dims, strict=True)
-        ]
-        return _RefuseSecondDerivative.apply(*batched), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        return _Backward.apply(*_batch_first(info.batch_size, in_dims, args)), 0
 
 
-def _batch_first(x: Tensor, axis: int | None, size: int) -> Tensor:
-    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+def _batch_first(size: int, axes: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """The arguments with the axis of ``vmap`` in front: the formulas leave leading axes alone."""
+    return [
+        arg
+        if not isinstance(arg, Tensor)
+        else arg.expand(size, *arg.shape)
+        if axis is None
+        else arg.movedim(axis, 0)
+        for arg, axis in zip(args, axes, strict=True)
+    ]
