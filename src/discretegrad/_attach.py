@@ -79,6 +79,9 @@ def _apply(*args: Any) -> Tensor:
 
 def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
     zeros = torch.zeros_like(logits, memory_format=torch.contiguous_format)
+    if torch.compiler.is_compiling():
+        # in place, torch 2.11 silently compiles a gradient of zero; fused, both cost the same
+        return zeros.scatter(-1, index, 1.0)
     return zeros.scatter_(-1, index, 1.0)
 
 

@@ -111,6 +111,9 @@ def gapped_at(
 
 
 def _gapped(bits: Bits, value: Tensor, gap: float | Literal["p"]) -> Tensor:
-    drawn = torch.where(value, bits.fixed, -bits.fixed)
-    lead = lead_of(torch.sigmoid(drawn)) if gap == "p" else drawn.new_tensor(gap)
-    return attach_sigmoid(bits, value, torch.maximum(drawn, lead) / bits.tau)
+    lead = torch.where(value, bits.fixed, -bits.fixed)
+    if gap == "p":
+        lead = torch.maximum(lead, lead_of(torch.sigmoid(lead)))
+    else:
+        lead = lead.clamp(min=gap)
+    return attach_sigmoid(bits, value, lead / bits.tau)

@@ -121,9 +121,12 @@ def gapped_at(
 
 
 def _gapped(rows: Rows, index: Tensor, gap: float | Literal["p"]) -> Tensor:
-    lead = lead_of(rows.probs.gather(-1, index)) if gap == "p" else rows.probs.new_tensor(gap)
-    moved = torch.minimum(shifted_logits(rows), -lead).scatter(-1, index, 0.0)
-    return attach_softmax(rows, index, softmax(moved / rows.tau))
+    moved = shifted_logits(rows)
+    if gap == "p":
+        moved = torch.minimum(moved, -lead_of(rows.probs.gather(-1, index)))
+    else:
+        moved = moved.clamp(max=-gap)
+    return attach_softmax(rows, index, softmax(moved.scatter(-1, index, 0.0) / rows.tau))
 
 
 def lead_of(prob: Tensor) -> Tensor:

@@ -1,0 +1,204 @@
+"""What only a CUDA device can show: no synchronisation, CUDA graphs, agreement with the CPU."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+import discretegrad
+from discretegrad._noise import seeded_exponential, seeded_logistic
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+CASES = [
+    pytest.param(row, family, id=f"{row.name}-{family}")
+    for row in discretegrad.ESTIMATORS.values()
+    for family in row.families
+]
+OPTIONS = {"gumbel_rao": {"num_draws": 7}}
+
+
+def options_of(row):
+    return OPTIONS.get(row.name, {})
+
+
+@pytest.fixture
+def cuda_generator():
+    return torch.Generator("cuda").manual_seed(0)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize(("row", "family"), CASES)
+@pytest.mark.parametrize("tau", [1.0, 1.3])
+def test_no_call_makes_the_gpu_wait(row, family, tau):
+    logits = torch.randn(64, 1000, device="cuda", requires_grad=True)
+    g = torch.randn_like(logits)
+    mask = torch.rand(64, 1000, device="cuda") < 0.9
+    tau_rows = torch.full((64, 1), tau, device="cuda")
+    sample = row.functions[family]
+    sample(logits, **options_of(row)).backward(g)  # first calls may load kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for temperature in (tau, tau_rows):
+            sample(logits, temperature, mask=mask, **options_of(row)).backward(g)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("row", "family"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_contract_on_the_gpu(row, family, dtype, cuda_generator):
+    top = torch.finfo(dtype).max
+    logits = torch.randn(50, 65, device="cuda", generator=cuda_generator).to(dtype)
+    logits[0, 0], logits[1, :], logits[2, 3] = top, -top, -math.inf
+    logits.requires_grad_()
+    state = torch.cuda.get_rng_state()
+    z = row.functions[family](logits, generator=cuda_generator, **options_of(row))
+    z.backward(torch.randn(50, 65, device="cuda", generator=cuda_generator).to(dtype))
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert z.dtype == dtype
+    assert ((z == 0) | (z == 1)).all()
+    assert logits.grad.isfinite().all()
+    assert z[2, 3] == 0
+    assert logits.grad[2, 3] == 0
+    if family == "categorical":
+        assert (z.sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize(("row", "family"), CASES)
+@pytest.mark.parametrize("tau", [1.0, 0.7])
+def test_gradient_equals_the_cpu_on_the_same_draw(row, family, tau, generator):
+    logits = torch.randn(20, 300, generator=generator, dtype=torch.float64)
+    g = torch.randn(20, 300, generator=generator, dtype=torch.float64)
+    if family == "categorical":
+        draw = [torch.randint(300, (20,), generator=generator)]
+        noise = torch.empty(5, 20, 300, dtype=torch.float64).exponential_(generator=generator)
+    else:
+        draw = [torch.rand(20, 300, generator=generator) < 0.5]
+        noise = torch.rand(5, 20, 300, generator=generator, dtype=torch.float64).logit()
+    if row.noise:
+        draw.append(noise if row.name == "gumbel_rao" else noise[0])
+    gradients = []
+    for device in ("cpu", "cuda"):
+        leaf = logits.to(device, copy=True).requires_grad_()
+        z = row.functions_at[family](leaf, *[x.to(device) for x in draw], tau)
+        z.backward(g.to(device))
+        gradients.append(leaf.grad.cpu())
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_seeded_noise_is_the_same_on_both_devices(generator):
+    seed = torch.randint(2**62, (30, 1), generator=generator)
+    like = torch.zeros(30, 11, dtype=torch.float64)
+    for make in (seeded_exponential, seeded_logistic):
+        seeds = seed if make is seeded_exponential else seed.expand(30, 11)
+        on_cpu = make(seeds, 3, 50, like)
+        on_gpu = make(seeds.cuda(), 3, 50, like.cuda()).cpu()
+        torch.testing.assert_close(on_cpu, on_gpu, rtol=1e-12, atol=1e-12)
+
+
+def test_frequencies_at_200_000_categories(cuda_generator):
+    """Chi-square on 100 groups of categories; fails by chance once in a million."""
+    n, rows = 200_000, 20_000
+    logits = torch.randn(n, device="cuda", generator=cuda_generator) * 2
+    counts = torch.zeros(100, dtype=torch.float64, device="cuda")
+    group = torch.arange(n, device="cuda") % 100
+    for _ in range(50):
+        z = discretegrad.reinmax(logits.expand(rows // 50, n), generator=cuda_generator)
+        counts += torch.bincount(group[z.argmax(-1)], minlength=100)
+    expected = torch.zeros_like(counts).index_add_(0, group, logits.double().softmax(-1)) * rows
+    statistic = ((counts - expected) ** 2 / expected).sum().item()
+    assert 1e-6 < stats.chi2.sf(statistic, 99)
+
+
+@pytest.mark.parametrize("n", [8, 1000])
+def test_unchecked_nan_does_not_break_the_device(n):
+    logits = torch.full((4, n), math.nan, device="cuda")
+    index = discretegrad.reinmax(logits).argmax(-1)
+    torch.cuda.synchronize()
+    assert ((index >= 0) & (index < n)).all()
+
+
+def test_checks_can_be_switched_on():
+    before = discretegrad.set_checks("always")
+    try:
+        with pytest.raises(ValueError, match="NaN in row 1"):
+            discretegrad.reinmax(torch.tensor([[0.0, 0.0], [math.nan, 0.0]], device="cuda"))
+    finally:
+        discretegrad.set_checks(before)
+
+
+def test_generator_of_another_device():
+    with pytest.raises(ValueError, match=r"generator on the logits' device cuda:0, got one on cpu"):
+        discretegrad.reinmax(torch.zeros(3, device="cuda"), generator=torch.Generator())
+    with pytest.raises(ValueError, match=r"device cpu, got one on cuda"):
+        discretegrad.reinmax(torch.zeros(3), generator=torch.Generator("cuda"))
+
+
+@pytest.mark.parametrize(("row", "family"), CASES)
+def test_cuda_graph_replays_draw_anew(row, family):
+    logits = torch.zeros(64, 100, device="cuda", requires_grad=True)
+    g = torch.randn(64, 100, device="cuda")
+
+    def step():
+        z = row.functions[family](logits, **options_of(row))
+        return z, torch.autograd.grad(z, logits, g)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        z, gradient = step()
+    samples = []
+    for _ in range(3):
+        graph.replay()
+        samples.append(z.clone())
+        assert gradient.isfinite().all()
+    assert not torch.equal(samples[0], samples[1])
+    assert not torch.equal(samples[1], samples[2])
+
+
+# torch warns about its own internals while it compiles, differently in every version
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", ["reinmax", "gumbel_rao"])
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_compiles_without_graph_breaks(name, family, generator):
+    row = discretegrad.get(name)
+    draw = [torch.rand(32, 50, generator=generator) < 0.5]
+    noise = torch.rand(4, 32, 50, generator=generator, dtype=torch.float64).logit()
+    if family == "categorical":
+        draw = [torch.randint(50, (32,), generator=generator)]
+        noise = -torch.rand(4, 32, 50, generator=generator, dtype=torch.float64).log()
+    if row.noise:
+        draw.append(noise)
+    draw = [x.cuda() for x in draw]
+    logits = torch.randn(32, 50, dtype=torch.float64).cuda().requires_grad_()
+    g = torch.randn_like(logits)
+    eager = row.functions_at[family](logits, *draw, 0.8)
+    compiled = torch.compile(row.functions_at[family], fullgraph=True)(logits, *draw, 0.8)
+    assert torch.equal(eager, compiled)
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled, logits, g)[0],
+        torch.autograd.grad(eager, logits, g)[0],
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    z = torch.compile(row.functions[family], fullgraph=True)(logits, **options_of(row))
+    assert ((z == 0) | (z == 1)).all()
+
+
+def test_more_than_two_to_the_31_elements():
+    logits = torch.zeros(2**15 + 1, 2**16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    z = discretegrad.reinmax(logits)
+    z.backward(torch.ones((), device="cuda", dtype=torch.bfloat16).expand_as(z))
+    assert (z.sum(-1, dtype=torch.float32) == 1).all()
+    assert logits.grad.abs().max() == 0  # a constant gradient moves nothing
