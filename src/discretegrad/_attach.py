@@ -78,10 +78,11 @@ def _apply(*args: Any) -> Tensor:
 
 
 def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
-    zeros = torch.zeros_like(logits, memory_format=torch.contiguous_format)
     if torch.compiler.is_compiling():
-        # in place, torch 2.11 silently compiles a gradient of zero; fused, both cost the same
-        return zeros.scatter(-1, index, 1.0)
+        # torch 2.11 compiles scatter_ of a constant to a gradient of zero, and scatter of a
+        # constant to a float32 result; a comparison fuses as well
+        return (torch.arange(logits.shape[-1], device=logits.device) == index).to(logits.dtype)
+    zeros = torch.zeros_like(logits, memory_format=torch.contiguous_format)
     return zeros.scatter_(-1, index, 1.0)
 
 
