@@ -39,7 +39,7 @@ types: $(VENV)/.dev  ## static types
 	$(PY) -m mypy
 
 docs: $(VENV)/.dev  ## build the documentation, warnings are errors
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 benchmark: $(VENV)/.dev  ## CPU benchmark: writes benchmarks/results.csv and the table in the docs
 	$(PY) benchmarks/run.py

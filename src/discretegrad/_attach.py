@@ -1,7 +1,7 @@
 """Give a discrete sample a gradient: the one autograd function of the library.
 
-Forward returns the sample itself, so it is one-hot to the last bit, unlike the common
-``z - p.detach() + p``. Backward calls the estimator's formula. ``torch.compile`` traces through
+Forward returns the sample itself: nothing is added to it, so it is one-hot to the last bit.
+Backward calls the estimator's formula. ``torch.compile`` traces through
 both; ``vmap`` and ``torch.func.grad`` compose with it.
 """
 

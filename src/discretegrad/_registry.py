@@ -194,7 +194,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 noise=False,
                 unbiased=False,
                 exact_for="quadratic",
-                bias="second order: none for quadratic f at tau 1, at a high variance",
+                bias="second order: none for quadratic f at tau 1; high variance when peaked",
                 evaluations=1,
                 needs_grad_f=True,
                 temperature="1",
@@ -213,6 +213,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         )
     }
 )
+"""Every estimator by name, read-only."""
 
 
 def get(name: str) -> Estimator:

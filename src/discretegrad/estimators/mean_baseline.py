@@ -41,8 +41,9 @@ def mean_baseline(
 
     Properties: one evaluation of f and of its gradient. At ``tau=1`` order 1 is exact for linear
     and order 2 for quadratic f of each variable. The weight is large when an unlikely category is
-    drawn, so the variance is far above that of ``reinmax``, which is why nobody should prefer it:
-    it is here to compare with. A tau above 1 bounds the weight, at the price of bias.
+    drawn: the variance is like that of ``reinmax`` for flat distributions and many times higher
+    for peaked ones, where training tends to end. A tau above 1 tames the weight, at the price of
+    bias.
 
     Differs from the paper: ``as_released=True`` is the form in the released code, behind the
     figure on the choice of baseline. It multiplies the first term of $J(p) g$ by $z$, which makes

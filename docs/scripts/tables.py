@@ -1,0 +1,195 @@
+"""Write the generated tables of the pages from the registry and from data/*.csv.
+
+A table stands between ``<!-- begin generated: name -->`` and ``<!-- end generated: name -->``.
+
+    python docs/scripts/tables.py
+"""
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import discretegrad
+
+DOCS = Path(__file__).parent.parent
+PAGES = ("choosing-an-estimator.md",)
+_BLOCK = re.compile(
+    r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
+)
+_POLYNOMIALS = ("linear", "quadratic", "cubic")
+_NETWORKS = {float(s): f"network, steepness {s}" for s in (0.25, 0.5, 1.0, 2.0)}
+# temperatures in the range where each estimator is used
+_TYPICAL_TAUS = {
+    "ReinMax": ("1.0", "1.3"),
+    "ST": ("1.0", "1.3"),
+    "STGS": ("0.1", "0.5", "1.0"),
+    "GR-MCK": ("0.1", "0.5", "1.0"),
+    "GST-1.0": ("0.5", "1.0"),
+    "GST-p": ("0.5", "1.0"),
+    "1/n, order 1": ("1.0",),
+    "1/n, order 2": ("1.0",),
+    "1/n, as released": ("1.0",),
+}
+
+
+def pages() -> dict[Path, str]:
+    """Every page with generated tables and the text it should have."""
+    current = tables()
+
+    def replacement(match: re.Match[str]) -> str:
+        return match[1] + "\n" + current[match[2]] + "\n" + match[3]
+
+    texts = {DOCS / name: (DOCS / name).read_text() for name in PAGES}
+    return {path: _BLOCK.sub(replacement, text) for path, text in texts.items()}
+
+
+def tables() -> dict[str, str]:
+    """The tables by name."""
+    measured = _read("bias_and_variance.csv")
+    return {
+        "estimators": _estimators(),
+        "temperature": _by_temperature(measured),
+        "direction": _direction(measured),
+        "comparison": _comparison(measured),
+        "steepness": _by_steepness(measured),
+        "sharpness": _by_sharpness(measured),
+        "paper_temperatures": _paper_temperatures(),
+    }
+
+
+def _estimators() -> str:
+    rows = [
+        [
+            f"[`{row.name}`](api/samplers.md#discretegrad.{row.name})",
+            row.label,
+            row.bias,
+            "yes" if row.noise else "no",
+            ", ".join(f"`{name}={value!r}`" for name, value in row.options.items()) or "none",
+            row.temperature,
+            row.reference,
+        ]
+        for row in discretegrad.ESTIMATORS.values()
+    ]
+    return _table(
+        [
+            "Sampler",
+            "In papers",
+            "Bias",
+            "Extra noise",
+            "Own options",
+            "Temperature",
+            "Reference",
+        ],
+        rows,
+    )
+
+
+def _by_temperature(measured: Sequence[Mapping[str, str]]) -> str:
+    labels = ("ReinMax", "ST", "STGS", "GST-1.0")
+    taus = list(dict.fromkeys(row["tau"] for row in measured if row["estimator"] in labels))
+    rows = [
+        [label, f, *(_bias(_find(measured, label, tau, f)) for tau in taus)]
+        for f in _POLYNOMIALS
+        for label in labels
+    ]
+    return _table(["Estimator", "f", *taus], rows)
+
+
+def _direction(measured: Sequence[Mapping[str, str]]) -> str:
+    taus = ("0.1", "0.5", "1.0", "1.3", "2.0")
+    rows = []
+    for label in ("ReinMax", "ST", "STGS", "GR-MCK", "GST-1.0"):
+        found = [_find(measured, label, tau, _NETWORKS[0.5]) for tau in taus]
+        rows.append([label, *(f"{_cosine(row)} / {float(row['deviation']):.2f}" for row in found)])
+    return _table(["Cosine / deviation", *taus], rows)
+
+
+def _comparison(measured: Sequence[Mapping[str, str]]) -> str:
+    rows = []
+    for label, taus in _TYPICAL_TAUS.items():
+        for tau in taus:
+            row = _find(measured, label, tau, _NETWORKS[0.5])
+            bias, deviation = float(row["bias"]), float(row["deviation"])
+            errors = [math.hypot(bias, deviation / math.sqrt(n)) for n in (1, 100, 10_000)]
+            cells = [_bias(row), f"{deviation:.2f}", *(f"{error:.2f}" for error in errors)]
+            rows.append([label, tau, *cells, _cosine(row)])
+    return _table(
+        [
+            "Estimator",
+            "tau",
+            "Bias",
+            "Deviation",
+            "Error of 1",
+            "Error of 100",
+            "Error of 10,000",
+            "Cosine",
+        ],
+        rows,
+    )
+
+
+def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
+    labels = {"ReinMax": "1.0", "ST": "1.0", "STGS": "0.5", "GR-MCK": "0.5", "GST-1.0": "0.7"}
+    rows = []
+    for label, tau in labels.items():
+        found = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
+        rows.append(
+            [label, tau, *(f"{_bias(row)} / {float(row['deviation']):.2f}" for row in found)]
+        )
+    return _table(["Estimator", "tau", *(f"steepness {s:g}" for s in _NETWORKS)], rows)
+
+
+def _by_sharpness(measured: Sequence[Mapping[str, str]]) -> str:
+    rows = []
+    for label in ("ReinMax", "ST", "1/n, order 1", "1/n, order 2"):
+        found = [_find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")]
+        rows.append([label, *(f"{float(row['deviation']):.2f}" for row in found)])
+    return _table(["Deviation at tau 1", "logits", "2 logits", "4 logits"], rows)
+
+
+def _paper_temperatures() -> str:
+    rows = _read("paper_temperatures.csv")
+    return _table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _find(
+    measured: Sequence[Mapping[str, str]], label: str, tau: str, f: str, scale: str = "1.0"
+) -> Mapping[str, str]:
+    wanted = (label, tau, f, scale)
+    (row,) = [
+        row
+        for row in measured
+        if (row["estimator"], row["tau"], row["f"], row["logit_scale"]) == wanted
+    ]
+    return row
+
+
+def _bias(row: Mapping[str, str]) -> str:
+    bias = float(row["bias"])
+    return "**0**" if bias == 0 else f"{bias:.2f}"
+
+
+def _cosine(row: Mapping[str, str]) -> str:
+    return f"{float(row['cosine']):.3f}"
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with (DOCS / "data" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def main() -> None:
+    """Write the pages."""
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
