@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._math import row_sum, sigmoid
+from ._modes import compiling, transforming
 from ._rows import Bits, Rows, restore_dim
 from ._types import Temperature
 
@@ -44,7 +46,7 @@ def attach_softmax(rows: Rows, index: Tensor, probs: Tensor) -> Tensor:
 
 def attach_sigmoid(bits: Bits, value: Tensor, logits: Tensor) -> Tensor:
     """The 0/1 sample ``value`` with the gradient of ``sigmoid(x / tau)``, x / tau = ``logits``."""
-    slope = torch.sigmoid(logits) * torch.sigmoid(-logits) / bits.tau
+    slope = sigmoid(logits) * sigmoid(-logits) / bits.tau
     return attach_value(bits, value, _slope_vjp, slope)
 
 
@@ -55,7 +57,7 @@ def _slope_vjp(g: Tensor, value: Tensor, slope: Tensor) -> Tensor:
 def jacobian_product(probs: Tensor, g: Tensor) -> Tensor:
     """``J(q) g`` with ``J(q) = diag(q) - q q^T``, the Jacobian of softmax at its value q."""
     product = probs * g
-    return product.addcmul_(probs, product.sum(-1, keepdim=True), value=-1)
+    return product.addcmul_(probs, row_sum(product), value=-1)
 
 
 def centred(g: Tensor, index: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def _softmax_vjp(g: Tensor, index: Tensor, probs: Tensor, tau: Temperature) -> T
 
 def _apply(*args: Any) -> Tensor:
     apply = _Attach.apply
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    if not compiling() and not transforming():
         # Function.apply inspects the signature of forward at every call, a fifth of the time at
         # 400 x 8; outside transforms it then does no more than call its parent, as here
         apply = super(torch.autograd.Function, _Attach).apply
@@ -78,7 +80,7 @@ def _apply(*args: Any) -> Tensor:
 
 
 def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
+    if compiling():
         # torch 2.11 compiles scatter_ of a constant to a gradient of zero, and scatter of a
         # constant to a float32 result; a comparison fuses as well
         return (torch.arange(logits.shape[-1], device=logits.device) == index).to(logits.dtype)
@@ -113,8 +115,7 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
         anchor, *saved = ctx.saved_tensors
-        plain = not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-        if plain or torch.compiler.is_compiling():
+        if compiling() or not (torch.is_grad_enabled() or transforming()):
             gradient = _gradient(ctx.vjp, ctx.dtype, g, saved)
         else:
             gradient = _Backward.apply(ctx.vjp, ctx.dtype, anchor, g, *saved)

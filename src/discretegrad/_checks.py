@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ._modes import compiling, transforming
 from ._types import Family, Temperature
 
 ChecksMode = Literal["auto", "always", "never"]
@@ -55,9 +56,9 @@ set_checks(os.environ.get("DISCRETEGRAD_CHECKS", "auto"))  # type: ignore[arg-ty
 
 def values_are_checked(x: Tensor) -> bool:
     """Whether reading the values of ``x`` is possible here and wanted."""
-    if _mode == "never" or torch.compiler.is_compiling():
+    if _mode == "never" or compiling() or transforming():
         return False
-    if type(x) not in (Tensor, torch.nn.Parameter) or torch._C._are_functorch_transforms_active():
+    if type(x) not in (Tensor, torch.nn.Parameter):
         return False
     return _mode == "always" or x.device.type == "cpu"
 

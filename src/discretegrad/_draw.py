@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ._checks import check_generator, check_index, check_rows, check_value, values_are_checked
+from ._math import sigmoid
+from ._modes import transforming
 from ._rows import Bits, Rows
 
 # Above this many categories the draw first picks a block of neighbours, then one of the block:
@@ -21,10 +23,13 @@ _BELOW_ONE = 1 - 2**-53
 def draw_index(name: str, rows: Rows, generator: torch.Generator | None) -> Tensor:
     """One category per row, as an index of shape (..., 1), never one of probability zero."""
     check_generator(name, generator, rows.logits)
-    uniform = _uniform((*rows.probs.shape[:-1], 1), rows.probs, generator)
+    device = rows.probs.device
+    uniform = _uniform((*rows.probs.shape[:-1], 1), _widest(device), device, generator)
     if rows.probs.shape[-1] > _ONE_LEVEL:
         return _invert_in_blocks(name, rows, uniform)
-    index = _invert(rows.probs.cumsum(-1, dtype=uniform.dtype), uniform)
+    wide = rows.probs.to(uniform.dtype, copy=True)
+    # in place, because two float64 copies would be the peak of memory; vmap has no rule for it
+    index = _invert(wide.cumsum(-1) if transforming() else wide.cumsum_(-1), uniform)
     return _no_nan(name, rows, index, rows.probs.shape[-1])
 
 
@@ -39,8 +44,9 @@ def draw_value(name: str, bits: Bits, generator: torch.Generator | None) -> Tens
     """One boolean per logit, True with probability ``sigmoid(logit)``."""
     check_generator(name, generator, bits.logits)
     # the less likely value has the probability that floating point resolves finely
-    unlikely = torch.sigmoid(-bits.fixed.abs())
-    flipped = _uniform(bits.fixed.shape, bits.fixed, generator) < unlikely
+    unlikely = sigmoid(-bits.fixed.abs())
+    device = bits.fixed.device
+    flipped = _uniform(bits.fixed.shape, _widest(device), device, generator) < unlikely
     return flipped ^ (bits.fixed > 0)
 
 
@@ -53,31 +59,39 @@ def given_value(name: str, bits: Bits, value: Tensor) -> Tensor:
 def draw_exponential(rows: Rows, generator: torch.Generator | None) -> Tensor:
     """Standard exponential noise of the shape of the probabilities, positive and finite."""
     # not Tensor.exponential_: in place it cannot run under vmap, and it may return 0
-    uniform = torch.rand(
-        rows.probs.shape, dtype=rows.probs.dtype, device=rows.probs.device, generator=generator
-    )
+    uniform = _uniform(rows.probs.shape, rows.probs.dtype, rows.probs.device, generator)
     return (-torch.log1p(-uniform)).clamp_min(2**-25)
 
 
 def draw_logistic(bits: Bits, generator: torch.Generator | None) -> Tensor:
     """Standard logistic noise of the shape of the logits, finite."""
-    uniform = torch.rand(
-        bits.fixed.shape, dtype=bits.fixed.dtype, device=bits.fixed.device, generator=generator
-    )
+    uniform = _uniform(bits.fixed.shape, bits.fixed.dtype, bits.fixed.device, generator)
     return torch.logit(uniform, eps=2**-24)
 
 
 def draw_seed(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """One non-negative int64 seed per element of ``like``, for ``_noise``."""
-    return torch.randint(
-        2**63 - 1, like.shape, dtype=torch.int64, device=like.device, generator=generator
-    )
+    high, shape, device = 2**63 - 1, like.shape, like.device
+    if generator is None:
+        # with an argument for the generator, torch cannot trace dynamic shapes
+        return torch.randint(high, shape, device=device)
+    return torch.randint(high, shape, device=device, generator=generator)
 
 
-def _uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _uniform(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if generator is None:  # see draw_seed
+        return torch.rand(shape, dtype=dtype, device=device)
+    return torch.rand(shape, dtype=dtype, device=device, generator=generator)
+
+
+def _widest(device: torch.device) -> torch.dtype:
     # Apple GPUs have no float64
-    dtype = torch.float32 if like.is_mps else torch.float64
-    return torch.rand(shape, dtype=dtype, device=like.device, generator=generator)
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:

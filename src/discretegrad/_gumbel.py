@@ -5,8 +5,9 @@ $p = \mathrm{softmax}(l)$. Given k, with standard exponential $E_j$ (Paulus et a
 
 $$a_k = \log Z - \log E_k, \qquad a_j = -\log(E_j / e^{l_j} + E_k / Z),$$
 
-which subtracts to $a_j - a_k = -\log(1 + E_j / (E_k\, p_j))$. Only these gaps enter a softmax.
-They lie in [-inf, 0], so no temperature and no logits make them overflow.
+which subtracts to $a_j - a_k = -\log(1 + E_j / (E_k\, p_j))
+= \log \sigma(\log p_j - \log(E_j / E_k))$. Only these gaps enter a softmax. They lie in [-inf, 0],
+so no temperature and no logits make them overflow.
 
 Drawing k first and the noise given k has the distribution of drawing the noise first. It keeps
 the frequencies of the categories exact in every dtype, and from the same generator state every
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ._rows import softmax
+from ._math import softmax
 from ._types import Temperature
 
 
@@ -34,8 +35,7 @@ def gumbel_gaps(log_probs: Tensor, index: Tensor, noise: Tensor) -> Tensor:
     """
     index = index.expand(*noise.shape[:-1], 1)
     log_ratio = (noise / noise.gather(-1, index)).log()
-    gaps = -torch.logaddexp(log_ratio - log_probs, log_ratio.new_zeros(()))
-    return gaps.scatter(-1, index, 0.0)
+    return logsigmoid(log_probs - log_ratio).scatter(-1, index, 0.0)
 
 
 def relaxed_sample(log_probs: Tensor, index: Tensor, noise: Tensor, tau: Temperature) -> Tensor:
@@ -49,4 +49,4 @@ def relaxed_bit_logit(logits: Tensor, value: Tensor, noise: Tensor, tau: Tempera
     The log-ratio of two standard exponentials is standard logistic, so one ``noise`` is enough.
     """
     other = logsigmoid(torch.where(value, -logits, logits))
-    return torch.logaddexp(noise - other, noise.new_zeros(())) / tau
+    return -logsigmoid(other - noise) / tau

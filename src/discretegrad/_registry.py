@@ -54,6 +54,12 @@ class Estimator:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Its own keyword arguments with their defaults."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Estimator":
+        return self  # immutable, and so is all it holds
+
+    def __reduce__(self) -> tuple[Callable[[str], "Estimator"], tuple[str]]:
+        return get, (self.name,)
+
     @property
     def families(self) -> tuple[Family, ...]:
         """The kinds of variable it works on."""

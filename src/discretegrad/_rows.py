@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from ._checks import check_bits, check_logits, check_mask, check_tau
+from ._math import softmax
 from ._types import Backend, Temperature
 from .kernels.dispatch import choose
-
-# Up to this many categories the plain formula is faster than torch's softmax on a CPU, whose
-# vectors run along the category axis; both are one fused loop under torch.compile.
-_FEW_CATEGORIES = 32
 
 
 class Rows(NamedTuple):
@@ -72,7 +69,7 @@ def categorical_rows(
         tau = tau.to(logits.device, dtype).broadcast_to(row_shape).movedim(dim, -1)
     if dim not in (-1, logits.ndim - 1):
         logits = logits.movedim(dim, -1)
-    return Rows(logits, softmax(logits.detach().to(dtype)), tau, dim)
+    return Rows(logits, softmax(logits.detach().to(dtype).contiguous()), tau, dim)
 
 
 def bernoulli_bits(
@@ -98,17 +95,9 @@ def bernoulli_bits(
     return Bits(logits, logits.detach().to(dtype), tau)
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last axis."""
-    if x.shape[-1] > _FEW_CATEGORIES:
-        return x.softmax(-1)
-    weights = (x - x.amax(-1, keepdim=True)).exp_()
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
 def shifted_logits(rows: Rows) -> Tensor:
     """Logits minus their row's maximum: in [-inf, 0], so no temperature makes them overflow."""
-    fixed = rows.logits.detach().to(rows.probs.dtype)
+    fixed = rows.logits.detach().to(rows.probs.dtype).contiguous()
     return fixed - fixed.amax(-1, keepdim=True)
 
 

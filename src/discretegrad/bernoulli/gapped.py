@@ -12,6 +12,7 @@ from torch import Tensor
 from .._attach import attach_sigmoid
 from .._checks import check_gap
 from .._draw import draw_value, given_value
+from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
 from ..estimators.gapped import lead_of
@@ -113,7 +114,7 @@ def gapped_at(
 def _gapped(bits: Bits, value: Tensor, gap: float | Literal["p"]) -> Tensor:
     lead = torch.where(value, bits.fixed, -bits.fixed)
     if gap == "p":
-        lead = torch.maximum(lead, lead_of(torch.sigmoid(lead)))
+        lead = torch.maximum(lead, lead_of(sigmoid(lead)))
     else:
         lead = lead.clamp(min=gap)
     return attach_sigmoid(bits, value, lead / bits.tau)

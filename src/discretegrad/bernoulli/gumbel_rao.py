@@ -13,6 +13,7 @@ from .._attach import Vjp, attach_value
 from .._checks import check_count, check_finite_noise, check_noise
 from .._draw import draw_seed, draw_value, given_value
 from .._gumbel import relaxed_bit_logit
+from .._math import sigmoid
 from .._noise import seeded_logistic
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
@@ -150,4 +151,4 @@ def _vjp_given(g: Tensor, value: Tensor, logits: Tensor, noise: Tensor, tau: Tem
 
 def _summed_slope(logits: Tensor, value: Tensor, noise: Tensor, tau: Temperature) -> Tensor:
     relaxed = relaxed_bit_logit(logits, value, noise, tau)
-    return (torch.sigmoid(relaxed) * torch.sigmoid(-relaxed)).sum(0)
+    return (sigmoid(relaxed) * sigmoid(-relaxed)).sum(0)

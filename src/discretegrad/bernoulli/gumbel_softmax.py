@@ -6,11 +6,13 @@ Maddison et al., "The Concrete Distribution", ICLR 2017. arXiv:1611.00712
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from .._attach import attach_sigmoid
 from .._checks import check_finite_noise, check_noise
 from .._draw import draw_logistic, draw_value, given_value
 from .._gumbel import relaxed_bit_logit
+from .._math import divide_finite
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
 
@@ -130,4 +132,4 @@ def _gumbel_softmax(bits: Bits, value: Tensor, noise: Tensor, hard: bool) -> Ten
     finite = torch.nan_to_num(bits.logits).to(bits.fixed.dtype)
     lead = relaxed_bit_logit(bits.fixed, value, noise, 1.0)
     perturbed = torch.where(value, lead, -lead) + (finite - finite.detach())
-    return torch.sigmoid(perturbed / bits.tau).to(bits.logits.dtype)
+    return logsigmoid(divide_finite(perturbed, bits.tau)).exp().to(bits.logits.dtype)

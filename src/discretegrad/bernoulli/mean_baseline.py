@@ -12,6 +12,7 @@ from torch import Tensor
 from .._attach import attach_value
 from .._checks import check_mean_baseline
 from .._draw import draw_value, given_value
+from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
 
@@ -119,14 +120,14 @@ def mean_baseline_at(
 
 
 def _mean_baseline(bits: Bits, value: Tensor, order: int, as_released: bool) -> Tensor:
-    tempered = torch.sigmoid(torch.where(value, bits.fixed, -bits.fixed) / bits.tau)
+    tempered = sigmoid(torch.where(value, bits.fixed, -bits.fixed) / bits.tau)
     vjp = _vjp_as_released if as_released else partial(_vjp, order=order)
     return attach_value(bits, value, vjp, bits.fixed, tempered)
 
 
 def _vjp(g: Tensor, value: Tensor, logits: Tensor, tempered: Tensor, order: int) -> Tensor:
     drawn = torch.where(value, logits, -logits)
-    drawn_prob, other_prob = torch.sigmoid(drawn), torch.sigmoid(-drawn)
+    drawn_prob, other_prob = sigmoid(drawn), sigmoid(-drawn)
     weight = 1 / (2 * tempered.clamp_min(torch.finfo(tempered.dtype).tiny))
     first_order = weight * drawn_prob * other_prob
     if order == 1:
@@ -135,7 +136,7 @@ def _vjp(g: Tensor, value: Tensor, logits: Tensor, tempered: Tensor, order: int)
 
 
 def _vjp_as_released(g: Tensor, value: Tensor, logits: Tensor, tempered: Tensor) -> Tensor:
-    prob, other_prob = torch.sigmoid(logits), torch.sigmoid(-logits)
+    prob, other_prob = sigmoid(logits), sigmoid(-logits)
     score = torch.where(value, other_prob, prob) / 2
     first_order = torch.where(value, prob * other_prob, -prob * prob) / (2 * tempered + 1e-12)
     return g * (score + first_order) / 2

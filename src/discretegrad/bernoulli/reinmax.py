@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._attach import attach_value
 from .._draw import draw_value, given_value
+from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
 
@@ -113,7 +114,7 @@ def _reinmax(bits: Bits, value: Tensor) -> Tensor:
 def _vjp(g: Tensor, value: Tensor, logits: Tensor, tau: Temperature) -> Tensor:
     drawn = torch.where(value, logits, -logits)
     if not isinstance(tau, Tensor) and tau == 1:
-        return g * torch.sigmoid(-drawn) / 2
+        return g * sigmoid(-drawn) / 2
     # 1 - t^2 = (1 - t)(1 + t), and 1 - sigmoid(x) = sigmoid(-x) without cancellation
-    tempered = torch.sigmoid(-drawn / tau) * (1 + torch.sigmoid(drawn / tau))
-    return g * (tempered - torch.sigmoid(drawn) * torch.sigmoid(-drawn)) / 2
+    tempered = sigmoid(-drawn / tau) * (1 + sigmoid(drawn / tau))
+    return g * (tempered - sigmoid(drawn) * sigmoid(-drawn)) / 2

@@ -12,7 +12,8 @@ from torch import Tensor
 from .._attach import attach_softmax
 from .._checks import check_gap
 from .._draw import draw_index, given_index
-from .._rows import Rows, categorical_rows, shifted_logits, softmax
+from .._math import softmax
+from .._rows import Rows, categorical_rows, shifted_logits
 from .._types import Backend, Temperature
 
 

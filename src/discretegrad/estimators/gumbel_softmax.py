@@ -12,6 +12,7 @@ from .._attach import attach_softmax
 from .._checks import check_exponential, check_noise
 from .._draw import draw_exponential, draw_index, given_index
 from .._gumbel import gumbel_gaps, relaxed_sample
+from .._math import divide_finite
 from .._rows import Rows, categorical_rows, restore_dim
 from .._types import Backend, Temperature
 
@@ -137,4 +138,5 @@ def _gumbel_softmax(rows: Rows, index: Tensor, noise: Tensor, hard: bool) -> Ten
     # the gaps are values only; adding l - l = 0 gives them the gradient of l + G
     finite = rows.logits.masked_fill(rows.logits == -math.inf, 0).to(rows.probs.dtype)
     gaps = gumbel_gaps(log_probs, index, noise) + (finite - finite.detach())
-    return restore_dim((gaps / rows.tau).softmax(-1).to(rows.logits.dtype), rows.dim)
+    relaxed = divide_finite(gaps, rows.tau).softmax(-1)
+    return restore_dim(relaxed.to(rows.logits.dtype), rows.dim)

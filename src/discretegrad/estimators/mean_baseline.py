@@ -13,6 +13,7 @@ from torch import Tensor
 from .._attach import attach_one_hot, centred, jacobian_product
 from .._checks import check_mean_baseline
 from .._draw import draw_index, given_index
+from .._math import row_sum
 from .._rows import Rows, categorical_rows, tempered_probs
 from .._types import Backend, Temperature
 
@@ -154,12 +155,12 @@ def _vjp_as_released(
     n = allowed.sum(-1, keepdim=True)
     product = g * probs
     at_draw = torch.zeros_like(g).scatter(-1, index, product.gather(-1, index))
-    first_order = (at_draw - product.sum(-1, keepdim=True) * probs) / (n * tempered + 1e-12)
+    first_order = (at_draw - row_sum(product) * probs) / (n * tempered + 1e-12)
     return (_score(g, index, probs, allowed, n) + first_order) / 2
 
 
 def _score(g: Tensor, index: Tensor, probs: Tensor, allowed: Tensor, n: Tensor) -> Tensor:
     # (g_k - mean g)(z - p)
-    mean = torch.where(allowed, g, 0).sum(-1, keepdim=True) / n
+    mean = row_sum(torch.where(allowed, g, 0)) / n
     advantage = g.gather(-1, index) - mean
     return (-probs * advantage).scatter_add(-1, index, advantage)

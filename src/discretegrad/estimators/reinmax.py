@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._attach import attach_one_hot, centred
 from .._draw import draw_index, given_index
+from .._math import row_sum
 from .._rows import Rows, categorical_rows, tempered_probs
 from .._types import Backend, Temperature
 
@@ -120,10 +121,11 @@ def _reinmax(rows: Rows, index: Tensor) -> Tensor:
 
 
 def _vjp(g: Tensor, index: Tensor, probs: Tensor) -> Tensor:
-    # tau = 1 in closed form: (p (g - g_k) + z (g_k - p.g)) / 2, where z_j = 1 at j = k alone
+    # tau = 1 in closed form: (p (g - g_k) + z (g_k - p.g)) / 2; the first term is 0 at k, where
+    # the second, minus the sum of the first, goes
     gradient = centred(g, index).mul_(probs)
-    total = gradient.sum(-1, keepdim=True)
-    return gradient.scatter_add_(-1, index, -total).mul_(0.5)
+    total = row_sum(gradient)
+    return gradient.scatter_(-1, index, total.neg_()).mul_(0.5)
 
 
 def _vjp_tempered(g: Tensor, index: Tensor, probs: Tensor, tempered: Tensor) -> Tensor:
@@ -131,9 +133,9 @@ def _vjp_tempered(g: Tensor, index: Tensor, probs: Tensor, tempered: Tensor) -> 
     # is subtracted first, which leaves z (g - s) = -s z. In place: temporaries cost the most here
     g = centred(g, index)
     gradient = tempered * g
-    s = gradient.sum(-1, keepdim=True) / 2
+    s = row_sum(gradient) / 2
     gradient.addcmul_(tempered, s, value=-1)
     minus = g.mul_(probs)
-    mean = minus.sum(-1, keepdim=True)
+    mean = row_sum(minus)
     minus.addcmul_(probs, mean, value=-1)
     return gradient.add_(minus, alpha=-0.5).scatter_add_(-1, index, -s)

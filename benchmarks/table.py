@@ -1,0 +1,304 @@
+"""Write every generated page and table again from what is stored, or check that they are current.
+
+    python benchmarks/table.py            write docs/benchmarks.md and the README's tables
+    python benchmarks/table.py --check    change nothing; fail if one of them is not current
+
+Sources: benchmarks/results.csv (python benchmarks/run.py), results/demo/polynomial.csv
+(python examples/polynomial.py --store) and the registry of the library.
+"""
+
+import argparse
+import csv
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import polynomial
+
+import discretegrad
+from cases import CASES, PROVIDERS, PYPI, REINMAX, TARGETS, TORCH, Target
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results.csv"
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+
+Row = Mapping[str, str]
+
+_PAGE = """\
+<!-- Written by `python benchmarks/run.py` from benchmarks/results.csv. Do not edit. -->
+# Benchmarks
+
+Forward plus backward of one sampler call in {dtype} on {threads} threads of a CPU.
+
+| | |
+| --- | --- |
+| date | {date} |
+| machine | {cpu}, {cores} cores |
+| Python, torch | {python}, {torch} |
+| discretegrad | {discretegrad}, commit {commit}{changes} |
+| PyPI `reinmax` | {reinmax} |
+
+Measure and write this page again with
+
+```bash
+{command}
+```
+
+Other machines give other times, so only ratios within this one run are shown: how many times as
+fast as the baseline, the median over rounds, and in parentheses the 20th to 80th percentile. Above
+1 is faster than the baseline. A wide range means that the machine was busy. A shape is rows x
+categories.
+
+## Targets
+
+What `discretegrad.reinmax` at tau 1 promises, and what this run gave.
+
+{targets}
+
+## Speed against `torch.nn.functional.gumbel_softmax(hard=True)`
+
+{speed_torch}
+
+## Speed against PyPI `reinmax`
+
+{speed_pypi}
+
+## Peak memory
+
+The most memory alive at once during forward and backward beyond the inputs, in tensors of the
+logits' size. The sample and the gradient are two of them.
+
+{memory}
+
+## Where we lose
+
+{losses}
+
+## How it is measured
+
+- Before anything is timed, every sampler must pass a gate at every shape: gradients finite, in this
+  library samples exactly one-hot and rows of the gradient that sum to zero, and ReinMax gradients
+  (ours and PyPI's) equal to the formula in float64 for the category that was drawn. If one fails,
+  nothing is timed and nothing is written.
+- All samplers run in one process, side by side. A block is up to 30 calls after warm-up calls (5
+  calls at the large shapes; no call starts after a quarter of a second) and gives their median. A
+  round is one block of every sampler in an order shuffled anew, so that none always runs after
+  the same neighbour. Ratios are formed within a round. A sampler that needs more than a second a
+  call is timed in three rounds, and on a busy machine all get fewer, at least five; the column
+  `rounds` of the CSV counts them.
+- A call is the sampler and `torch.autograd.grad` with a fixed gradient at the sample.
+- Memory comes from torch's profiler, which sees every allocation on the CPU, also those inside
+  an operation.
+- The values of every column, with times in seconds for information, are in
+  `benchmarks/results.csv`.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
+    if parser.parse_args(arguments).check:
+        stale = [path for path, text in generated().items() if path.read_text("utf-8") != text]
+        for path in stale:
+            print(f"{relative(path)} is not current: run python benchmarks/table.py")
+        return 1 if stale else 0
+    for path in write_all():
+        print(f"written: {relative(path)}")
+    return 0
+
+
+def write_all() -> list[Path]:
+    """Write every generated file, and return which."""
+    texts = generated()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    return list(texts)
+
+
+def generated() -> dict[Path, str]:
+    """What every generated file should hold."""
+    rows = read(RESULTS)
+    readme = README.read_text(encoding="utf-8")
+    blocks = {
+        "estimators": estimators_block(),
+        "demo": demo_block(),
+        "benchmark": benchmark_block(rows),
+    }
+    for name, block in blocks.items():
+        readme = replace_block(readme, name, block)
+    return {PAGE: page(rows), README: readme}
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    """``text`` with a new block between the markers of that name."""
+    begin, end = f"<!-- begin generated: {name} -->\n", f"<!-- end generated: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"expected one pair of markers {begin.strip()!r} in README.md")
+    before, rest = text.split(begin)
+    return before + begin + block + rest[rest.index(end) :]
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def relative(path: Path) -> Path:
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page of the documentation."""
+    about = dict(rows[0])
+    about["changes"] = " with uncommitted changes" if about["uncommitted_changes"] == "yes" else ""
+    return _PAGE.format(
+        **about,
+        targets=targets_table(rows),
+        speed_torch=by_shape(rows, lambda row: ratio(row, "speedup_torch"), without=TORCH),
+        speed_pypi=by_shape(rows, lambda row: ratio(row, "speedup_pypi"), without=PYPI),
+        memory=by_shape(rows, lambda row: f"{float(row['peak_extra_tensors']):.1f}"),
+        losses="\n".join(f"- {loss}" for loss in losses(rows)) or "Nowhere in this run.",
+    )
+
+
+def by_shape(rows: Sequence[Row], cell, without: str | None = None) -> str:
+    """A table with a line for each sampler and a column for each shape."""
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    cells = {(row["provider"], row["shape"]): cell(row) for row in rows}
+    names = [name for name in dict.fromkeys(row["provider"] for row in rows) if name != without]
+    return markdown(
+        ["sampler", *shapes],
+        [[label(name), *(cells[name, shape] for shape in shapes)] for name in names],
+    )
+
+
+def targets_table(rows: Sequence[Row]) -> str:
+    lines = []
+    for target in TARGETS:
+        row = find(rows, REINMAX, target.shape)
+        if target.is_speed:
+            promise = f"at least {target.limit:g}x {label(target.baseline)}"
+            came = ratio(row, target.quantity)
+        else:
+            promise = f"at most {target.limit:g} of the memory of {label(target.baseline)}"
+            came = f"{float(row[target.quantity]):.2f}"
+        lines.append([target.shape, promise, came, "met" if is_met(target, rows) else "**missed**"])
+    return markdown(["shape", "target", "this run", ""], lines)
+
+
+def is_met(target: Target, rows: Sequence[Row]) -> bool:
+    value = float(find(rows, REINMAX, target.shape)[target.quantity])
+    return value >= target.limit if target.is_speed else value <= target.limit
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Where a sampler of ours is slower, or needs more memory, than a baseline."""
+    found: dict[str, list[str]] = {}
+    ours = [provider.name for provider in PROVIDERS if provider.ours]
+    for row in sorted(
+        (r for r in rows if r["provider"] in ours), key=lambda r: ours.index(r["provider"])
+    ):
+        name = label(row["provider"])
+        baselines = {"speedup_torch": TORCH}
+        if row["provider"].startswith(REINMAX):
+            baselines["speedup_pypi"] = PYPI
+        for quantity, baseline in baselines.items():
+            if float(row[quantity]) < 1:
+                where = f"{row['shape']} ({_short(row[quantity])}x)"
+                found.setdefault(f"{name} is slower than {label(baseline)}", []).append(where)
+        needed = float(row["peak_extra_tensors"])
+        limit = float(find(rows, TORCH, row["shape"])["peak_extra_tensors"])
+        if needed > limit:
+            where = f"{row['shape']} ({needed:.1f} tensors, not {limit:.1f})"
+            found.setdefault(f"{name} needs more memory than {label(TORCH)}", []).append(where)
+    return [f"{claim} at {', '.join(places)}." for claim, places in found.items()]
+
+
+def benchmark_block(rows: Sequence[Row]) -> str:
+    """The short table of the README."""
+    about = rows[0]
+    lines = []
+    for case in CASES:
+        row = find(rows, REINMAX, case.name)
+        baselines = [find(rows, name, case.name) for name in (TORCH, PYPI)]
+        memory = [f"{float(r['peak_extra_tensors']):.1f}" for r in (row, *baselines)]
+        lines.append(
+            [
+                case.name,
+                ratio(row, "speedup_torch"),
+                ratio(row, "speedup_pypi"),
+                " / ".join(memory),
+            ]
+        )
+    table = markdown(
+        [
+            "rows x categories",
+            "vs `F.gumbel_softmax(hard=True)`",
+            "vs PyPI `reinmax`",
+            "peak memory: ours / torch / PyPI",
+        ],
+        lines,
+    )
+    note = (
+        f"Median and 20th to 80th percentile of the ratio of times, {about['threads']} CPU "
+        f"threads, {about['dtype']}, torch {about['torch']}, {about['date']}. Memory is beyond the "
+        "inputs, in tensors of the logits' size."
+    )
+    return f"{table}\n\n{wrapped(note)}\n"
+
+
+def estimators_block() -> str:
+    """The registry as a table."""
+    lines = [
+        [f"`{row.name}`", row.label, row.bias, row.temperature, row.reference]
+        for row in discretegrad.ESTIMATORS.values()
+    ]
+    return markdown(["function", "in papers", "bias", "temperature", "reference"], lines) + "\n"
+
+
+def demo_block() -> str:
+    """The stored run of the demo as a table."""
+    run = polynomial.read(polynomial.STORED_CSV)
+    headings, lines = polynomial.table(run)
+    return f"{wrapped(polynomial.caption(run))}\n\n{markdown(headings, lines)}\n"
+
+
+def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
+    return next(row for row in rows if (row["provider"], row["shape"]) == (provider, shape))
+
+
+def ratio(row: Mapping[str, object], quantity: str) -> str:
+    """Median with its spread, as in ``6.81x (6.52-7.13)``."""
+    median, low, high = (_short(row[quantity + suffix]) for suffix in ("", "_p20", "_p80"))
+    return f"{median}x ({low}-{high})"
+
+
+def _short(value: object) -> str:
+    number = float(str(value))
+    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def label(provider: str) -> str:
+    if provider == TORCH:
+        return "`F.gumbel_softmax`"
+    return "PyPI `reinmax`" if provider == PYPI else f"`{provider}`"
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs in lines of at most 100 characters."""
+    return "\n\n".join(textwrap.fill(part, 100) for part in text.split("\n\n"))
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(headings)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

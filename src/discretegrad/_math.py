@@ -1,0 +1,49 @@
+"""Elementary functions that give the same bits with any number of threads.
+
+On a CPU, torch splits a tensor among its threads and computes the ends of each part with other
+code than the middle. For sums over one long row, and for sigmoid, softplus and logaddexp, the two
+differ in the last bit, so the result depends on where the parts end. exp, log, log1p, logsigmoid,
+softmax and sums over several rows do not have this flaw.
+"""
+
+import torch
+from torch import Tensor
+
+from ._types import Temperature
+
+# Up to this many categories the plain formula is faster than torch's softmax on a CPU, whose
+# vectors run along the category axis; both are one fused loop under torch.compile.
+_FEW_CATEGORIES = 32
+# torch splits a sum of this many numbers into one part per thread if it is the only one
+_SPLIT_SUM = 2**15
+_PART = 2**10
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last axis."""
+    if x.shape[-1] > _FEW_CATEGORIES:
+        return x.softmax(-1)
+    weights = (x - x.amax(-1, keepdim=True)).exp_()
+    return weights.div_(weights.sum(-1, keepdim=True))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))``, accurate in both tails."""
+    small = (-x.abs()).exp()
+    return torch.where(x < 0, small, 1.0) / (1 + small)
+
+
+def divide_finite(x: Tensor, tau: Temperature) -> Tensor:
+    """``x / tau``, where an infinite x stays as it is and gives tau no gradient (not NaN)."""
+    infinite = x.isinf()
+    return torch.where(infinite, x, x.masked_fill(infinite, 0) / tau)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """The sum over the last axis, which is kept with size 1."""
+    n = x.shape[-1]
+    if n < _SPLIT_SUM:
+        return x.sum(-1, keepdim=True)
+    whole = n // _PART * _PART
+    parts = x[..., :whole].unflatten(-1, (-1, _PART)).sum(-1)
+    return row_sum(parts) + x[..., whole:].sum(-1, keepdim=True)

@@ -1,0 +1,318 @@
+"""What holds for every estimator whatever the input: shapes, dtypes, masks, extreme numbers.
+
+Hypothesis picks the case; the numbers inside come from a seed it picks. Runs are derandomised, so
+every run tries the same cases.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import oracles
+from discretegrad import ESTIMATORS
+
+TOLERANCE = {
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+    torch.float32: 1e-5,
+    torch.float64: 1e-9,
+}
+"""Largest error relative to |g| times the estimator's own factor, see ``factor_of``.
+
+Low precisions: one rounding of the result. float32 and float64: a logit of up to 90 (700)
+temperatures below the largest still counts, and its rounding enters the exponent.
+"""
+RAW_RANGE = 600.0
+"""The oracles with noise use exp(-logit) as printed, which must not overflow."""
+LEAVES_THE_RANGE = {"mean_baseline"}
+"""Its weight 1/(n p) is unbounded, so the right answer may exceed the largest number of a dtype."""
+
+VARIANTS = [
+    pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
+    for name, options in [
+        *((name, {}) for name in ESTIMATORS),
+        ("gumbel_softmax", {"hard": False}),
+        ("gapped", {"gap": "p"}),
+        ("mean_baseline", {"order": 1}),
+        ("mean_baseline", {"as_released": True}),
+    ]
+]
+EVERY_DTYPE = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+some_cases = settings(deadline=None, derandomize=True, max_examples=30)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: categories last unless ``dim`` says otherwise."""
+
+    logits: Tensor
+    draw: Tensor
+    noise: Tensor
+    tau: float | Tensor
+    mask: Tensor | None
+    dim: int
+    g: Tensor
+
+
+def generator_of(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def extreme_numbers(dtype):
+    info = torch.finfo(dtype)
+    # the smallest subnormal is the smallest normal times eps
+    return [info.max, info.min, info.tiny, -info.tiny, info.tiny * info.eps, 0.0, -math.inf]
+
+
+@st.composite
+def numbers(draw, shape, dtype):
+    """Logits of a drawn scale, some of them replaced by extreme ones."""
+    generator = generator_of(draw(st.integers(0, 2**32 - 1)))
+    scale = draw(st.sampled_from([1.0, 3.0, 10.0, 1e-3, 100.0, 1e4, 0.0]))
+    logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    share = draw(st.sampled_from([0.0, 0.0, 0.3, 0.9]))
+    palette = torch.tensor(extreme_numbers(dtype), dtype=torch.float64)
+    chosen = palette[torch.randint(len(palette), shape, generator=generator)]
+    logits = torch.where(torch.rand(shape, generator=generator) < share, chosen, logits)
+    return logits.to(dtype), generator
+
+
+temperatures = st.floats(-3, 3).map(lambda exponent: 10.0**exponent)
+# hypothesis prefers what comes first; both sides of every switch in the library are there
+categories = st.sampled_from([3, 5, 33, 65, 2, 70, 64, 32, 8, 1])
+leading_axes = st.lists(st.sampled_from([2, 3, 1, 2, 3, 2, 1, 0]), max_size=4).map(tuple)
+
+
+@st.composite
+def categorical_cases(draw, dtype):
+    shape = (*draw(leading_axes), draw(categories))
+    logits, generator = draw(numbers(shape, dtype))
+    # every row keeps one finite category
+    keep = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
+    dead = (logits.gather(-1, keep) == -math.inf).to(dtype)
+    logits = logits.scatter(-1, keep, torch.where(dead.bool(), 0.0, logits.gather(-1, keep)))
+    mask = None
+    if draw(st.booleans()):
+        mask = torch.rand(shape, generator=generator) < 0.5
+        mask = mask.scatter(-1, keep, True)
+    allowed = logits > -math.inf if mask is None else mask & (logits > -math.inf)
+    # a draw that can happen: of the allowed categories one with a probability that is not tiny
+    probs = logits.double().masked_fill(~allowed, -math.inf).softmax(-1)
+    score = torch.rand(shape, generator=generator).masked_fill(probs < 1e-12, -1)
+    noise = torch.empty((5, *shape), dtype=torch.float64).exponential_(generator=generator)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    tau = draw(temperatures)
+    if draw(st.booleans()):
+        rows = torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64)
+        tau = (tau * (0.5 + rows)).clamp(1e-3, 1e3).to(compute)
+    return Case(
+        logits=logits,
+        draw=score.argmax(-1),
+        noise=noise.clamp_min(1e-6).to(compute),
+        tau=tau,
+        mask=mask,
+        dim=draw(st.integers(-len(shape), len(shape) - 1)),
+        g=torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
+    )
+
+
+def moved(case):
+    """The library's arguments, with the category axis moved to ``dim``."""
+    tau = case.tau.movedim(-1, case.dim) if isinstance(case.tau, Tensor) else case.tau
+    mask = case.mask if case.mask is None else case.mask.movedim(-1, case.dim)
+    noise_dim = case.dim if case.dim < 0 else case.dim + 1
+    noise = case.noise.movedim(-1, noise_dim)
+    return case.logits.movedim(-1, case.dim).clone().requires_grad_(), noise, tau, mask
+
+
+def allowed_in(case):
+    finite = case.logits > -math.inf
+    return finite if case.mask is None else finite & case.mask
+
+
+def factor_of(name, row_tau, sample_prob, n):
+    """How much an estimator multiplies g by, at most."""
+    if name == "reinmax":
+        return 1.0
+    if name == "mean_baseline":
+        return max(1.0, 1 / (n * sample_prob)) if sample_prob > 0 else math.inf
+    return 1 / row_tau
+
+
+def tolerance(dtype, scale):
+    """Relative to the scale, plus the spacing of the smallest numbers of the dtype."""
+    return TOLERANCE[dtype] * scale + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+
+def rows_of(x, n):
+    return x.reshape(-1, n)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@given(data=st.data())
+@some_cases
+def test_categorical(name, options, dtype, data):
+    case = data.draw(categorical_cases(dtype))
+    row, n = ESTIMATORS[name], case.logits.shape[-1]
+    logits, noise, tau, mask = moved(case)
+    z = oracles.library_sample(
+        row, "categorical", logits, case.draw, noise, tau, dim=case.dim, mask=mask, **options
+    )
+    assert z.dtype == dtype
+    assert z.shape == logits.shape
+    (gradient,) = torch.autograd.grad((z * case.g.movedim(-1, case.dim)).sum(), logits)
+    z = rows_of(z.detach().movedim(case.dim, -1), n)
+    gradient = rows_of(gradient.movedim(case.dim, -1), n)
+    allowed = (
+        case.logits > -math.inf if case.mask is None else case.mask & (case.logits > -math.inf)
+    )
+    allowed, index = rows_of(allowed, n), case.draw.reshape(-1)
+
+    if options.get("hard", True):
+        one_hot = torch.nn.functional.one_hot(index, n).to(dtype)
+        assert torch.equal(z, one_hot)
+    else:
+        assert ((z >= 0) & (z <= 1)).all()
+        assert (z.double().sum(-1) - 1).abs().le(n * TOLERANCE[dtype]).all()
+    assert (z[~allowed] == 0).all()
+    assert (gradient[~allowed] == 0).all()
+
+    g, noise = rows_of(case.g, n).double(), case.noise.double().reshape(5, -1, n)
+    flat_logits = rows_of(case.logits, n).double()
+    taus = torch.as_tensor(case.tau, dtype=torch.float64)
+    taus = taus.expand(*case.logits.shape[:-1], 1).reshape(-1).tolist()
+    for r in range(len(z)):
+        keep, tau = allowed[r], taus[r]
+        theta = flat_logits[r, keep]
+        theta = (theta - theta.max()).clamp_min(-1e9).requires_grad_()
+        k = keep[: index[r]].sum()
+        count = int(keep.sum())
+        drawn = (theta.detach() / tau).softmax(-1)[k].item()
+        scale = g[r].abs().max().item() * factor_of(name, tau, drawn, count)
+        if scale > torch.finfo(dtype).max / 4:
+            assert name in LEAVES_THE_RANGE
+            continue
+        assert gradient[r].isfinite().all()
+        if not options.get("as_released"):
+            assert gradient[r].double().sum().abs() <= 2 * n * tolerance(dtype, scale)
+        if row.noise and theta.min() < -RAW_RANGE:
+            continue
+        oracle = oracles.sample(name, theta, k, noise[:, r, keep], tau, **options)
+        (expected,) = torch.autograd.grad((oracle * g[r, keep]).sum(), theta)
+        assert (gradient[r, keep].double() - expected).abs().max() <= tolerance(dtype, scale)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+@some_cases
+def test_categorical_draws(name, dtype, data, seed):
+    """Through the random draw: one-hot at an allowed category of positive probability."""
+    case = data.draw(categorical_cases(dtype))
+    logits, _, tau, mask = moved(case)
+    z = ESTIMATORS[name].functions["categorical"](
+        logits, tau, dim=case.dim, mask=mask, generator=generator_of(seed)
+    )
+    (z * case.g.movedim(-1, case.dim)).sum().backward()
+    z, n = z.detach().movedim(case.dim, -1), case.logits.shape[-1]
+    assert ((z == 0) | (z == 1)).all()
+    assert (z.sum(-1) == 1).all()
+    masked = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
+    probs = masked.double().softmax(-1)
+    assert (rows_of(probs, n)[rows_of(z, n).bool()] > 0).all()
+    assert logits.grad.isfinite().all() or name in LEAVES_THE_RANGE
+
+
+@st.composite
+def bernoulli_cases(draw, dtype):
+    shape = draw(leading_axes)
+    logits, generator = draw(numbers(shape, dtype))
+    certain = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.2]))
+    logits = torch.where(certain, torch.full_like(logits, math.inf), logits)
+    mask = torch.rand(shape, generator=generator) < 0.7 if draw(st.booleans()) else None
+    effective = logits if mask is None else logits.masked_fill(~mask, -math.inf)
+    # of the two values one with a probability that is not tiny
+    coin = torch.rand(shape, generator=generator) < 0.5
+    value = torch.where(effective > 25, True, torch.where(effective < -25, False, coin))
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    uniform = torch.rand((5, *shape), generator=generator, dtype=torch.float64)
+    tau = draw(temperatures)
+    if draw(st.booleans()):
+        spread = torch.rand(shape, generator=generator, dtype=torch.float64)
+        tau = (tau * (0.5 + spread)).clamp(1e-3, 1e3).to(compute)
+    return Case(
+        logits=logits,
+        draw=value,
+        noise=uniform.logit(eps=1e-6).to(compute),
+        tau=tau,
+        mask=mask,
+        dim=0,
+        g=torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
+    )
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@given(data=st.data())
+@some_cases
+def test_bernoulli(name, options, dtype, data):
+    case = data.draw(bernoulli_cases(dtype))
+    row = ESTIMATORS[name]
+    logits = case.logits.clone().requires_grad_()
+    b = oracles.library_sample(
+        row, "bernoulli", logits, case.draw, case.noise, case.tau, mask=case.mask, **options
+    )
+    assert b.dtype == dtype
+    assert b.shape == logits.shape
+    (gradient,) = torch.autograd.grad((b * case.g).sum(), logits)
+    if options.get("hard", True):
+        assert torch.equal(b, case.draw.to(dtype))
+    else:
+        assert ((b >= 0) & (b <= 1)).all()
+        assert torch.equal(b > 0.5, case.draw & (b != 0.5))
+
+    effective = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
+    certain = effective.isinf()
+    assert (gradient[certain] == 0).all()
+    theta = effective.double()[~certain].clamp(-1e9, 1e9).requires_grad_()
+    tau = torch.as_tensor(case.tau, dtype=torch.float64).expand(certain.shape)[~certain]
+    value, g = case.draw[~certain], case.g.double()[~certain]
+    drawn = torch.sigmoid(torch.where(value, theta, -theta).detach() / tau)
+    scale = g.abs() * torch.tensor(
+        [factor_of(name, t, p, 2) for t, p in zip(tau.tolist(), drawn.tolist(), strict=True)],
+        dtype=torch.float64,
+    )
+    in_range = scale <= torch.finfo(dtype).max / 4
+    assert in_range.all() or name in LEAVES_THE_RANGE
+    assert gradient[~certain][in_range].isfinite().all()
+    noise = case.noise.double()[:, ~certain]
+    oracle = oracles.bernoulli_sample(name, theta, value, noise, tau, **options)
+    (expected,) = torch.autograd.grad((oracle * g).sum(), theta)
+    compared = in_range & (theta.abs() <= RAW_RANGE) if row.noise else in_range
+    error = (gradient[~certain].double() - expected)[compared].abs()
+    assert (error <= tolerance(dtype, scale[compared])).all()
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+@some_cases
+def test_bernoulli_draws(name, dtype, data, seed):
+    """Through the random draw: zeros and ones, never an impossible value."""
+    case = data.draw(bernoulli_cases(dtype))
+    logits = case.logits.clone().requires_grad_()
+    b = ESTIMATORS[name].functions["bernoulli"](
+        logits, case.tau, mask=case.mask, generator=generator_of(seed)
+    )
+    (b * case.g).sum().backward()
+    assert ((b == 0) | (b == 1)).all()
+    effective = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
+    assert (b[effective == -math.inf] == 0).all()
+    assert (b[effective == math.inf] == 1).all()
+    assert logits.grad.isfinite().all() or name in LEAVES_THE_RANGE

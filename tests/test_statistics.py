@@ -1,0 +1,682 @@
+"""The random parts: frequencies, noise, and expectations through the sampling path.
+
+Every test is seeded, so it always gives the same answer. Had the seeds been random, a right
+library would fail somewhere in this file with a chance of at most FAMILY_WISE: each p-value is
+held against LEVEL = FAMILY_WISE / P_VALUES (Bonferroni), where P_VALUES is more than all tests
+together compute. The tests at the end show that the same machinery catches planted errors.
+"""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+import discretegrad
+import oracles
+from discretegrad import ESTIMATORS, _draw, _noise
+from discretegrad._rows import Rows, bernoulli_bits, categorical_rows
+
+FAMILY_WISE = 1e-6
+P_VALUES = 2000
+LEVEL = FAMILY_WISE / P_VALUES
+
+FAMILIES = ("categorical", "bernoulli")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ERROR_OF_CUMULATIVE = 2e-6
+"""How far a cumulative probability, computed in float32, may lie from the true one."""
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+
+
+def chi_square(groups, probs, draws):
+    """The p-value of counts per group; ``groups`` maps each category to its group.
+
+    Groups expected fewer than 50 times are pooled: below that the tail of the test is not exact.
+    """
+    size = int(groups.max()) + 1
+    expected = torch.zeros(size, dtype=torch.float64).scatter_add_(0, groups, probs) * len(draws)
+    counts = torch.bincount(groups[draws], minlength=size).double()
+    small = expected < 50
+    pooled = torch.stack([counts[small].sum(), expected[small].sum()])
+    table = torch.stack([counts[~small], expected[~small]])
+    if pooled[1] >= 50:
+        table = torch.cat([table, pooled.unsqueeze(-1)], -1)
+    assert table.shape[-1] >= 2, "nothing to compare"
+    observed, wanted = table
+    wanted = wanted * observed.sum() / wanted.sum()
+    return stats.chisquare(observed.numpy(), wanted.numpy()).pvalue
+
+
+def z_test(samples, target):
+    """The p-value, corrected for the number of entries, that the mean of rows is the target."""
+    samples = samples.reshape(len(samples), -1)
+    error = samples.mean(0) - target.reshape(-1)
+    spread = samples.std(0) / math.sqrt(len(samples))
+    # an entry without spread must be right to rounding
+    z = (error.abs() / spread.clamp_min(1e-12)).max().item()
+    return min(1.0, 2 * stats.norm.sf(z) * samples.shape[1])
+
+
+def two_sample_z_test(first, second):
+    """The p-value that two sets of rows have the same mean."""
+    first, second = first.reshape(len(first), -1), second.reshape(len(second), -1)
+    error = first.mean(0) - second.mean(0)
+    spread = (first.var(0) / len(first) + second.var(0) / len(second)).sqrt()
+    z = (error.abs() / spread.clamp_min(1e-12)).max().item()
+    return min(1.0, 2 * stats.norm.sf(z) * first.shape[1])
+
+
+def binomial_test(count, draws, prob):
+    """The two-sided p-value of a count."""
+    law = stats.binom(draws, prob)
+    return min(1.0, 2 * min(law.cdf(count), law.sf(count - 1)))
+
+
+def assert_fair_bits(words, bits):
+    for bit in range(bits):
+        assert binomial_test(int((words >> bit & 1).sum()), len(words), 0.5) > LEVEL, bit
+
+
+LOGITS = {
+    "uniform": torch.zeros,
+    "peaked": lambda n: torch.where(torch.arange(n) == n // 2, math.log(9.0 * max(n - 1, 1)), 0.0),
+    "power law": lambda n: -torch.arange(1, n + 1).double().log(),
+}
+
+
+def draws_of(logits, rows, generator):
+    """Many draws from one row of logits, without storing its probabilities once per draw."""
+    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None, "auto")
+    n = logits.shape[-1]
+    per_piece = max(1, 2**24 // n)
+    pieces = []
+    for first in range(0, rows, per_piece):
+        count = min(per_piece, rows - first)
+        piece = Rows(one.logits.expand(count, n), one.probs.expand(count, n), 1.0, -1)
+        pieces.append(_draw.draw_index("reinmax", piece, generator).squeeze(-1))
+    return torch.cat(pieces)
+
+
+SIZES = {2: 1_000_000, 3: 1_000_000, 64: 500_000, 65: 500_000, 1000: 60_000}
+CASES = [
+    *((n, name, dtype) for n in SIZES for name in LOGITS for dtype in DTYPES),
+    *((200_000, "power law", dtype) for dtype in DTYPES),
+    (200_000, "uniform", torch.float32),
+    (200_000, "peaked", torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("n", "shape", "dtype"),
+    [pytest.param(*case, id=f"{case[0]}-{case[1]}-{name_of(case[2])}") for case in CASES],
+)
+def test_frequencies_of_categories(n, shape, dtype):
+    logits = LOGITS[shape](n).to(dtype)
+    probs = logits.double().softmax(-1)
+    index = draws_of(logits, SIZES.get(n, 8_000), seeded(n))
+    category = torch.arange(n)
+    if n <= 1000:
+        assert chi_square(category, probs, index) > LEVEL
+    # neighbours pooled in about 100 groups of equal probability, and every 37th pooled
+    assert chi_square((probs.cumsum(0) * 100).long().clamp(max=99), probs, index) > LEVEL
+    assert chi_square(category % 37, probs, index) > LEVEL
+
+
+@pytest.mark.parametrize("n", [3, 65])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_frequencies_of_every_sampler(name, n):
+    logits = LOGITS["power law"](n).float()
+    sample = ESTIMATORS[name].functions["categorical"](
+        logits.expand(100_000, n), generator=seeded(1)
+    )
+    index = sample.argmax(-1)
+    probs = logits.double().softmax(-1)
+    assert chi_square(torch.arange(n), probs, index) > LEVEL
+    # neighbouring rows are independent
+    pair, pairs = torch.arange(n * n), torch.outer(probs, probs).flatten()
+    assert chi_square(pair, pairs, index[::2] * n + index[1::2]) > LEVEL
+
+
+@every_dtype
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_frequencies_of_every_bernoulli_sampler(name, dtype):
+    rows = 100_000
+    logits = torch.tensor([-6.0, -1.5, 0.0, 0.3, 4.0]).to(dtype)
+    sample = ESTIMATORS[name].functions["bernoulli"](logits.expand(rows, 5), generator=seeded(2))
+    for count, logit in zip(sample.double().sum(0).tolist(), logits.double(), strict=True):
+        prob = torch.sigmoid(logit).item()
+        assert binomial_test(int(count), rows, prob) > LEVEL
+
+
+UNITS = {
+    "one level": (1, 2, 3, 31, 64),
+    # whole blocks only, a last block of one category, and some in between
+    "blocks": (65, 100, 128, 256, 257, 1000, 1024, 1025, 4097),
+}
+ALL_SIZES = [n for sizes in UNITS.values() for n in sizes]
+
+
+@every_dtype
+@pytest.mark.parametrize("n", ALL_SIZES)
+def test_draw_inverts_the_cumulative_probability(n, dtype, monkeypatch):
+    """A grid of uniforms instead of random ones: each must land in its category's interval."""
+    logits = (3 * torch.randn(n, generator=seeded(n), dtype=torch.float64)).to(dtype)
+    grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    give_uniform(monkeypatch, grid.unsqueeze(-1))
+    index = draws_of_patched(logits, len(grid))
+    end = logits.double().softmax(-1).cumsum(-1)
+    begin = torch.cat([torch.zeros(1, dtype=torch.float64), end[:-1]])
+    slack = ERROR_OF_CUMULATIVE if dtype != torch.float64 else 1e-12
+    assert (begin[index] <= grid + slack).all()
+    assert (grid <= end[index] + slack).all()
+
+
+def give_uniform(monkeypatch, numbers):
+    """Let the draw get these numbers instead of random ones."""
+    monkeypatch.setattr(_draw, "_uniform", lambda *args: numbers)
+
+
+def draws_of_patched(logits, rows):
+    """One call for all rows: the replaced source of uniforms gives a number to each."""
+    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None, "auto")
+    n = logits.shape[-1]
+    many = Rows(one.logits.expand(rows, n), one.probs.expand(rows, n), 1.0, -1)
+    return _draw.draw_index("reinmax", many, None).squeeze(-1)
+
+
+def rows_with_zeros(rows, n, dtype, seed):
+    """Random rows whose first, last and some other categories have probability zero."""
+    generator = seeded(seed)
+    logits = 4 * torch.randn(rows, n, generator=generator, dtype=torch.float64)
+    logits[torch.rand(rows, n, generator=generator) < 0.5] = -math.inf
+    # a whole run at either end, of a random length
+    position = torch.arange(n)
+    lengths = (torch.rand(rows, 2, generator=generator) * n / 2).long()
+    logits[(position < lengths[:, :1]) | (position >= n - lengths[:, 1:])] = -math.inf
+    keep = n // 2
+    logits[:, keep] = torch.where(logits[:, keep].isinf(), 0.0, logits[:, keep])
+    # some are possible but underflow
+    underflow = torch.rand(rows, n, generator=generator) < 0.2
+    underflow[:, keep] = False
+    logits[underflow] -= 2000
+    return categorical_rows("reinmax", logits.to(dtype), 1.0, -1, None, "auto")
+
+
+def adversarial_uniforms(rows):
+    """0, the largest number below 1, and all that fall on, or beside, a boundary."""
+    cumulative = rows.probs.cumsum(-1, dtype=torch.float64)
+    on_boundary = (cumulative / cumulative[..., -1:]).clamp(0, 1 - 2**-53)
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    yield torch.zeros_like(on_boundary[..., :1])
+    yield torch.full_like(on_boundary[..., :1], 1 - 2**-53)
+    yield torch.full_like(on_boundary[..., :1], 2**-53)
+    for column in range(0, on_boundary.shape[-1], max(1, on_boundary.shape[-1] // 50)):
+        boundary = on_boundary[..., column : column + 1]
+        yield boundary
+        yield torch.nextafter(boundary, zero)
+        yield torch.nextafter(boundary, one).clamp(max=1 - 2**-53)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("n", ALL_SIZES)
+def test_adversarial_uniforms_never_draw_probability_zero(n, dtype, monkeypatch):
+    rows = rows_with_zeros(100, n, dtype, seed=n)
+    for uniform in adversarial_uniforms(rows):
+        give_uniform(monkeypatch, uniform)
+        index = _draw.draw_index("reinmax", rows, None)
+        assert ((index >= 0) & (index < n)).all()
+        assert (rows.probs.gather(-1, index) > 0).all()
+
+
+@every_dtype
+@pytest.mark.parametrize("n", [5, 64, 65, 1000])
+def test_excluded_and_underflowing_categories_are_never_drawn(n, dtype):
+    logits = torch.randn(n, generator=seeded(n)).to(dtype)
+    impossible = torch.zeros(n, dtype=torch.bool)
+    impossible[[0, n // 2, n - 1]] = True
+    logits[0] = -math.inf
+    logits[n // 2] = -2000.0  # e^-2000 is zero in every dtype
+    mask = torch.arange(n) != n - 1
+    for name in ("reinmax", "gumbel_softmax"):
+        sample = ESTIMATORS[name].functions["categorical"](
+            logits.expand(5_000, n), mask=mask, generator=seeded(3)
+        )
+        assert (sample[:, impossible] == 0).all()
+        assert (sample.sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_use_53_fair_bits(family, monkeypatch):
+    seen, uniform = [], _draw._uniform
+    monkeypatch.setattr(_draw, "_uniform", lambda *args: seen.append(uniform(*args)) or seen[-1])
+    logits = torch.zeros(2**16, 3) if family == "categorical" else torch.zeros(2**16)
+    ESTIMATORS["reinmax"].functions[family](logits, generator=seeded(4))
+    (numbers,) = seen
+    assert numbers.dtype == torch.float64
+    assert numbers.numel() == 2**16
+    assert_fair_bits((numbers * 2.0**53).long().flatten(), 53)
+
+
+@pytest.mark.parametrize("logit", [-25.0, -16.0, -10.0, 10.0, 16.0, 25.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_rare_bernoulli_values_have_their_exact_share_of_the_uniforms(logit, dtype, monkeypatch):
+    """The rare value must be drawn for a share of sigmoid(-|logit|), to a part in 10,000.
+
+    At 16 the share is 1.1e-7: uniforms in float32 come in steps of 6e-8.
+    """
+    share = 1 / (1 + math.exp(abs(logit)))
+    bits = bernoulli_bits("reinmax", torch.tensor([logit], dtype=dtype), 1.0, None, "auto")
+    drawn = []
+    for factor in (0, 0.9999, 1.0001):
+        edge = torch.tensor([share * factor], dtype=torch.float64)
+        give_uniform(monkeypatch, edge)
+        drawn.append(bool(_draw.draw_value("reinmax", bits, None)))
+    rare = logit < 0
+    assert drawn == [rare, rare, not rare]
+
+
+@pytest.mark.parametrize("gap", [10.0, 16.0])
+@pytest.mark.parametrize("n", [2, 64, 65, 300])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_rare_categories_have_their_exact_share_of_the_uniforms(n, gap, place, monkeypatch):
+    logits = torch.full((n,), -math.inf)
+    rare, common = (0, n - 1) if place == "first" else (n - 1, 0)
+    logits[rare], logits[common] = -gap, 0.0
+    share = 1 / (1 + math.exp(gap))
+    drawn = []
+    for factor in (0.9999, 1.0001):
+        distance = share * factor
+        u = torch.tensor([[distance if place == "first" else 1 - distance]], dtype=torch.float64)
+        give_uniform(monkeypatch, u)
+        drawn.append(draws_of_patched(logits, 1).item())
+    assert drawn == [rare, common]
+
+
+@pytest.mark.parametrize("logit", [-12.0, 12.0, -16.0, 16.0])
+def test_frequency_of_rare_bernoulli_values(logit):
+    """Twenty million draws: about 123 rare ones at 12, and about 2 at 16."""
+    draws, rare = 20_000_000, 0
+    logits = torch.full((draws // 10,), logit)
+    generator = seeded(5)
+    for _ in range(10):
+        bits = bernoulli_bits("reinmax", logits, 1.0, None, "auto")
+        drawn = _draw.draw_value("reinmax", bits, generator)
+        rare += int((drawn == (logit < 0)).sum())
+    prob = 1 / (1 + math.exp(abs(logit)))
+    assert binomial_test(rare, draws, prob) > LEVEL
+
+
+def test_frequency_of_a_category_of_one_in_a_million():
+    draws = 20_000_000
+    logits = torch.tensor([math.log(1e-6), 0.0])
+    index = draws_of(logits, draws, seeded(6))
+    rare = int((index == 0).sum())
+    prob = logits.double().softmax(-1)[0].item()
+    assert binomial_test(rare, draws, prob) > LEVEL
+
+
+SEEDS = (0, 1, 2**32 - 1, 2**32, 2**62 + 12345, 0x0123456789ABCDEF)
+
+
+def uniforms(seed, first, count, dtype=torch.float64):
+    return _noise._uniform(
+        torch.tensor(seed, dtype=torch.int64), torch.arange(first, first + count), dtype
+    )
+
+
+def bit_pattern(uniform, bits):
+    """The integer behind a uniform number made of so many bits."""
+    return (uniform * 2.0**bits - 0.5).long()
+
+
+def same_frequency(values, size):
+    probs = torch.full((size,), 1 / size, dtype=torch.float64)
+    return chi_square(torch.arange(size), probs, values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_noise_is_uniform(seed, dtype):
+    bits = 32 if dtype == torch.float64 else 23
+    for first in (0, 2**31, 2**32 + 5):
+        u = uniforms(seed, first, 2**17, dtype)
+        assert stats.kstest(u.double().numpy(), "uniform").pvalue > LEVEL
+        pattern = bit_pattern(u.double(), bits)
+        assert same_frequency(pattern >> (bits - 10), 1024) > LEVEL
+        assert same_frequency(pattern & 1023, 1024) > LEVEL
+
+
+def test_every_bit_of_the_noise_is_fair():
+    u = torch.cat([uniforms(seed, 0, 2**16) for seed in SEEDS])
+    assert_fair_bits(bit_pattern(u, 32), 32)
+
+
+def independence(u, v):
+    """p-values of zero correlation and of a flat 32 x 32 histogram."""
+    correlation = stats.pearsonr(u.numpy(), v.numpy()).pvalue
+    cell = (u * 32).long() * 32 + (v * 32).long()
+    return correlation, same_frequency(cell, 1024)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 7, 10, 64, 1000, 2**16])
+def test_noise_of_neighbouring_counters_is_independent(lag):
+    u, v = uniforms(11, 0, 2**17), uniforms(11, lag, 2**17)
+    # every other counter: overlapping pairs would not be independent of each other
+    keep = (torch.arange(2**17) // lag) % 2 == 0
+    for p in independence(u[keep], v[keep]):
+        assert p > LEVEL
+
+
+@pytest.mark.parametrize("difference", [1, 2, 3, 255, 2**16, 2**31, 2**32, 2**33, 2**61])
+def test_noise_of_neighbouring_seeds_is_independent(difference):
+    for seed in (0, 0x0123456789ABCDEF):
+        u, v = uniforms(seed, 0, 2**17), uniforms(seed + difference, 0, 2**17)
+        if difference < 2**32:
+            # seeds that differ in low bits share one stream in another order: do not count a pair
+            # of numbers twice
+            keep = torch.rand(2**17, generator=seeded(7)) < 0.5
+            u, v = u[keep], v[keep]
+        for p in independence(u, v):
+            assert p > LEVEL
+
+
+def test_noise_of_many_seeds_is_uniform_at_every_counter():
+    """Across rows, which is how it is used: one seed per row."""
+    seed = _draw.draw_seed(torch.zeros(2**17), seeded(8))
+    for counter in (0, 1, 2, 1000, 2**32):
+        u = _noise._uniform(seed, torch.tensor(counter), torch.float64)
+        assert stats.kstest(u.numpy(), "uniform").pvalue > LEVEL
+        v = _noise._uniform(seed, torch.tensor(counter + 1), torch.float64)
+        for p in independence(u, v):
+            assert p > LEVEL
+
+
+def test_noise_of_counters_beyond_32_bits_is_new():
+    u, v = uniforms(11, 0, 2**17), uniforms(11, 2**32, 2**17)
+    for p in independence(u, v):
+        assert p > LEVEL
+
+
+def test_noise_repeats_no_more_than_chance():
+    numbers = 2**19
+    seed = _draw.draw_seed(torch.zeros(2**10), seeded(9)).unsqueeze(-1)
+    u = _noise._uniform(seed, torch.arange(2**9), torch.float64)
+    repeats = numbers - len(u.unique())
+    # about n^2 / 2 / 2^32 pairs agree by chance
+    assert stats.poisson.sf(repeats - 1, numbers**2 / 2 / 2**32) > LEVEL
+    # one seed alone runs through different words
+    assert len(uniforms(3, 0, numbers).unique()) == numbers
+
+
+def test_seeds_are_63_random_bits():
+    seed = _draw.draw_seed(torch.zeros(2**16), seeded(10))
+    assert seed.dtype == torch.int64
+    assert (seed >= 0).all()
+    assert len(seed.unique()) == len(seed)
+    assert_fair_bits(seed, 63)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_seeded_noise_has_its_distribution_and_its_axes_are_independent(dtype):
+    rows, n, draws = 50, 8, 400
+    seed = _draw.draw_seed(torch.zeros(rows, 1), seeded(11))
+    like = torch.zeros(rows, n, dtype=dtype)
+    exponential = _noise.seeded_exponential(seed, 0, draws, like)
+    logistic = _noise.seeded_logistic(_draw.draw_seed(like, seeded(12)), 0, draws, like)
+    for noise, law, moments in (
+        (exponential, stats.expon, (1.0, 1.0)),
+        (logistic, stats.logistic, (0.0, math.pi**2 / 3)),
+    ):
+        assert noise.dtype == dtype
+        assert noise.shape == (draws, rows, n)
+        assert noise.isfinite().all()
+        values = noise.double()
+        assert stats.kstest(values.flatten().numpy(), law.cdf).pvalue > LEVEL
+        mean, variance = moments
+        assert z_test(values.reshape(-1, 1), torch.tensor([mean]).double()) > LEVEL
+        square = (values - mean).square().reshape(-1, 1)
+        assert z_test(square, torch.tensor([variance]).double()) > LEVEL
+        uniform = torch.from_numpy(law.cdf(values.numpy())).clamp(0, 1 - 1e-9)
+        for axis in range(3):
+            u, v = (uniform.unflatten(axis, (-1, 2)).select(axis + 1, half) for half in (0, 1))
+            for p in independence(u.flatten(), v.flatten()):
+                assert p > LEVEL
+    assert (exponential > 0).all()
+
+
+def test_later_draws_continue_where_earlier_ones_stopped():
+    seed, like = torch.tensor([[5], [6]]), torch.zeros(2, 3)
+    whole = _noise.seeded_exponential(seed, 0, 7, like)
+    parts = [_noise.seeded_exponential(seed, *piece, like) for piece in ((0, 3), (3, 4))]
+    assert torch.equal(torch.cat(parts), whole)
+    bits = torch.tensor([5, 6, 7])
+    whole = _noise.seeded_logistic(bits, 0, 7, torch.zeros(3))
+    parts = [_noise.seeded_logistic(bits, *piece, torch.zeros(3)) for piece in ((0, 3), (3, 4))]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_noise_stays_off_its_ends(dtype):
+    # with seed 0 these counters give the word of all zeros and the word of all ones; where the
+    # hash has changed, find them again by inverting it
+    ends = _noise._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), torch.float64)
+    assert bit_pattern(ends, 32).tolist() == [0, 2**32 - 1]
+    u = _noise._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), dtype)
+    assert (u > 0).all()
+    assert (u < 1).all()
+    assert (-u.log() > 0).all()
+    assert u.logit().isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_one_draw_of_noise_has_its_distribution(dtype):
+    like = torch.zeros(2**17, 2, dtype=dtype)
+    rows = categorical_rows("gumbel_softmax", like, 1.0, -1, None, "auto")
+    exponential = _draw.draw_exponential(rows, seeded(13))
+    bits = bernoulli_bits("gumbel_softmax", like, 1.0, None, "auto")
+    logistic = _draw.draw_logistic(bits, seeded(14))
+    assert (exponential > 0).all()
+    assert exponential.isfinite().all()
+    assert logistic.isfinite().all()
+    for noise, law in ((exponential, stats.expon), (logistic, stats.logistic)):
+        assert noise.dtype == dtype
+        assert stats.kstest(noise.double().flatten().numpy(), law.cdf).pvalue > LEVEL
+
+
+def raw_gumbel(shape, generator, dtype=torch.float64):
+    uniform = torch.rand(shape, generator=generator, dtype=dtype)
+    return -torch.log(-torch.log(uniform.clamp_min(torch.finfo(dtype).tiny)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("tau", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("n", [2, 5])
+def test_relaxed_sample_is_distributed_as_plain_gumbel_softmax(n, tau, dtype):
+    rows = 50_000
+    logits = LOGITS["power law"](n).to(dtype)
+    ours = discretegrad.gumbel_softmax(
+        logits.expand(rows, n), tau, hard=False, generator=seeded(15)
+    ).double()
+    plain = ((logits.double() + raw_gumbel((rows, n), seeded(16))) / tau).softmax(-1)
+    # to the precision of our dtype, so that ties near 0 and 1 agree
+    plain = plain.to(dtype).double()
+    for a, b in [*zip(ours.T, plain.T, strict=True), (ours.amax(-1), plain.amax(-1))]:
+        assert stats.ks_2samp(a.numpy(), b.numpy()).pvalue > LEVEL
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0, 3.0])
+def test_relaxed_bernoulli_sample_is_distributed_as_plain_binary_concrete(tau):
+    rows, logit = 50_000, 0.8
+    logits = torch.full((rows,), logit, dtype=torch.float64)
+    ours = discretegrad.bernoulli.gumbel_softmax(logits, tau, hard=False, generator=seeded(17))
+    gumbel = raw_gumbel((rows, 2), seeded(18))
+    plain = torch.sigmoid((logits + gumbel[:, 0] - gumbel[:, 1]) / tau)
+    assert stats.ks_2samp(ours.numpy(), plain.numpy()).pvalue > LEVEL
+
+
+VARIABLES, STATES = 2, 3
+PAIR_LOGITS = torch.tensor([[0.5, -0.4, 0.1], [1.2, 0.0, -0.8]], dtype=torch.float64)
+BIT_LOGITS = torch.tensor([0.7, -1.1, 0.2], dtype=torch.float64)
+
+
+def gradients_of(sampler, logits, f, rows):
+    """One gradient per independent sample, through the random draw."""
+    repeated = logits.expand(rows, *logits.shape).clone().requires_grad_()
+    values = f(sampler(repeated))
+    return torch.autograd.grad(values.sum(), repeated)[0]
+
+
+def raw_straight_through_gumbel(tau, generator):
+    def sampler(logits):
+        return oracles.gumbel_softmax(logits, raw_gumbel(logits.shape, generator), tau)[0]
+
+    return sampler
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0])
+def test_gumbel_softmax_and_gumbel_rao_have_the_mean_gradient_of_plain_noise(tau):
+    f, rows = oracles.objectives(VARIABLES, STATES)["quadratic"], 100_000
+    plain = gradients_of(raw_straight_through_gumbel(tau, seeded(19)), PAIR_LOGITS, f, rows)
+    softmax = gradients_of(
+        lambda x: discretegrad.gumbel_softmax(x, tau, generator=seeded(20)), PAIR_LOGITS, f, rows
+    )
+    rao = gradients_of(
+        lambda x: discretegrad.gumbel_rao(x, tau, num_draws=4, generator=seeded(21)),
+        PAIR_LOGITS,
+        f,
+        rows,
+    )
+    assert two_sample_z_test(softmax, plain) > LEVEL
+    assert two_sample_z_test(rao, plain) > LEVEL
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0])
+def test_averaging_the_noise_lowers_the_variance(tau):
+    f, rows = oracles.objectives(VARIABLES, STATES)["quadratic"], 50_000
+
+    def variance(sampler):
+        gradients = gradients_of(sampler, PAIR_LOGITS, f, rows)
+        return gradients.var(0).sum().item()
+
+    plain = variance(lambda x: discretegrad.gumbel_softmax(x, tau, generator=seeded(22)))
+    few, many = (
+        variance(lambda x, k=k: discretegrad.gumbel_rao(x, tau, num_draws=k, generator=seeded(23)))
+        for k in (2, 10)
+    )
+    # far outside the noise of a variance from so many samples, which is below two percent
+    assert many < 0.95 * few
+    assert few < 0.95 * plain
+
+
+def sampled(name, family, tau, seed, **options):
+    row = ESTIMATORS[name]
+    return lambda x: row.functions[family](x, tau, generator=seeded(seed), **options)
+
+
+@pytest.mark.parametrize("tau", [1.0, 1.3])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if not row.noise])
+def test_sampling_has_the_enumerated_mean_gradient(name, family, tau):
+    logits = PAIR_LOGITS if family == "categorical" else BIT_LOGITS
+    f = problem_of(family)["cubic"]
+    at = ESTIMATORS[name].functions_at[family]
+    enumerated = oracles.expected_gradient(lambda x, draw: at(x, draw, tau), logits, f, family)
+    gradients = gradients_of(sampled(name, family, tau, 24), logits, f, 200_000)
+    assert z_test(gradients, enumerated) > LEVEL
+
+
+def problem_of(family):
+    if family == "categorical":
+        return oracles.objectives(VARIABLES, STATES)
+    return oracles.objectives(len(BIT_LOGITS), None)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if row.noise])
+def test_sampling_bits_with_noise_has_the_integrated_mean_gradient(name):
+    tau, f = 0.7, problem_of("bernoulli")["cubic"]
+    options = {"num_draws": 5} if name == "gumbel_rao" else {}
+    nodes, weights = oracles.logistic_quadrature()
+
+    def with_mean_gradient(x, draw):
+        shape = (len(nodes), *draw.shape)
+        noise = nodes.reshape(-1, 1, 1).expand(shape)
+        samples = oracles.library_sample(
+            ESTIMATORS[name], "bernoulli", x.expand(shape), draw.expand(shape), noise[None], tau
+        )
+        mean = (weights.reshape(-1, 1, 1) * samples).sum(0)
+        return mean - mean.detach() + draw
+
+    integrated = oracles.expected_gradient(with_mean_gradient, BIT_LOGITS, f, "bernoulli")
+    sampler = sampled(name, "bernoulli", tau, 25, **options)
+    assert z_test(gradients_of(sampler, BIT_LOGITS, f, 200_000), integrated) > LEVEL
+
+
+def unbiasedness(sampler, family, rows=1_000_000):
+    """The p-value that the mean gradient of a quadratic function is the exact gradient."""
+    logits, f = (PAIR_LOGITS if family == "categorical" else BIT_LOGITS), problem_of(family)
+    exact = discretegrad.exact_gradient(logits, f["quadratic"], family=family)
+    return z_test(gradients_of(sampler, logits, f["quadratic"], rows), exact)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["reinmax", "mean_baseline"])
+def test_second_order_estimators_are_unbiased_on_quadratics(name, family):
+    assert unbiasedness(sampled(name, family, 1.0, 26), family) > LEVEL
+
+
+def scaled(sampler, factor):
+    """The same sample with its gradient multiplied by a factor."""
+
+    def wrong(x):
+        z = sampler(x)
+        return z.detach() + factor * (z - z.detach())
+
+    return wrong
+
+
+PLANTED = {
+    "gradient too large by 2 percent": lambda family: scaled(
+        sampled("reinmax", family, 1.0, 26), 1.02
+    ),
+    "gradient too small by 2 percent": lambda family: scaled(
+        sampled("reinmax", family, 1.0, 26), 0.98
+    ),
+    "gradient of the wrong sign": lambda family: scaled(sampled("reinmax", family, 1.0, 26), -1.0),
+    "first order instead of second": lambda family: sampled("straight_through", family, 1.0, 26),
+    "temperature of 1.05": lambda family: sampled("reinmax", family, 1.05, 26),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("error", PLANTED)
+def test_planted_errors_of_the_gradient_are_caught(error, family):
+    assert unbiasedness(PLANTED[error](family), family) < LEVEL
+
+
+def test_planted_errors_of_the_frequencies_are_caught():
+    """A draw from a temperature of 1.02, and uniforms of 8 bits."""
+    logits = LOGITS["power law"](64).double()
+    probs, category = logits.softmax(-1), torch.arange(64)
+    tempered = draws_of(logits / 1.02, SIZES[64], seeded(27))
+    assert chi_square(category, probs, tempered) < LEVEL
+    coarse = torch.randint(2**8, (SIZES[64],), generator=seeded(28)).double() / 2**8
+    index = torch.searchsorted(probs.cumsum(-1), coarse, right=True)
+    assert chi_square(category, probs, index) < LEVEL
+
+
+def test_planted_errors_of_the_noise_are_caught():
+    """A counter that is only shifted, and one number used twice."""
+    u = uniforms(11, 0, 2**17)
+    weak = (torch.arange(2**17) * 0x7FEB352D & 0xFFFFFFFF).double() / 2**32
+    assert min(independence(weak[:-1], weak[1:])) < LEVEL
+    assert min(independence(u, u)) < LEVEL
