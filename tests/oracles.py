@@ -7,12 +7,20 @@ categories first.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 FLOAT64 = torch.float64
+
+
+def one_thread() -> Iterator[None]:
+    """A fixture: for tensors as small as here threads cost time, on a busy machine fourfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def stop_gradient(x: Tensor) -> Tensor:

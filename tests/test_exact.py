@@ -20,6 +20,8 @@ BOTH = pytest.mark.parametrize("exact", [exact_expectation, exact_gradient])
 CHUNKS = pytest.mark.parametrize("chunk_size", [1, 7, 16, 10**6])
 FAMILIES = pytest.mark.parametrize("family", ["categorical", "bernoulli"])
 
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
 
 def random(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)

@@ -42,6 +42,8 @@ VARIANTS = [
 ]
 FAMILIES = ("categorical", "bernoulli")
 
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
 
 def random(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -87,6 +89,27 @@ def test_sample_and_gradient_equal_the_oracle(name, options, shape):
     index, g = random_draw(logits), random(*shape, seed=3)
     noise = exponential(NUM_DRAWS, *shape)
     for tau in taus_for((*shape[:-1], 1)):
+        ours = oracles.library_sample(
+            ESTIMATORS[name], "categorical", logits, index, noise, tau, **options
+        )
+        oracle = oracles.sample(name, logits, index, noise, tau, **options)
+        for mine, theirs in zip(
+            value_and_gradient(ours, logits, g), value_and_gradient(oracle, logits, g), strict=True
+        ):
+            assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    # the oracle of the released form stores a matrix of n x n
+    [variant for variant in VARIANTS if "as_released" not in variant.values[1]],
+)
+def test_long_rows_equal_the_oracle(name, options):
+    """Rows so long that the library sums them in parts."""
+    n = 2**15 + 5
+    logits = (2 * random(n)).requires_grad_()
+    index, g, noise = torch.tensor(n - 2), random(n, seed=3), exponential(2, n)
+    for tau in (1.0, 1.3):
         ours = oracles.library_sample(
             ESTIMATORS[name], "categorical", logits, index, noise, tau, **options
         )

@@ -45,6 +45,8 @@ VARIANTS = [
 EVERY_DTYPE = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 some_cases = settings(deadline=None, derandomize=True, max_examples=30)
 
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
 
 @dataclass(frozen=True)
 class Case:

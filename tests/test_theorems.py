@@ -38,6 +38,8 @@ every_problem = pytest.mark.parametrize(
     ],
 )
 
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
 
 def assert_equal(left: Tensor, right: Tensor) -> None:
     scale = max(1.0, right.abs().max().item())

@@ -123,7 +123,7 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, 0)
+        return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, None)
 
 
 def _gradient(vjp: Vjp, dtype: torch.dtype, g: Tensor, saved: Sequence[Tensor]) -> Tensor:

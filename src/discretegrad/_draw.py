@@ -101,6 +101,9 @@ def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
     position exists, and its own weight is positive. Only NaN runs past the end.
     """
     threshold = uniform * cumulative.narrow(-1, cumulative.shape[-1] - 1, 1)
+    if transforming():
+        # the same index; vmap hands searchsorted tensors that it warns about
+        return (cumulative <= threshold).sum(-1, keepdim=True)
     return torch.searchsorted(cumulative, threshold.contiguous(), right=True)
 
 

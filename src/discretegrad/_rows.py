@@ -103,9 +103,9 @@ def shifted_logits(rows: Rows) -> Tensor:
 
 def tempered_probs(rows: Rows) -> Tensor:
     """``softmax(logits / tau)``, for a tau of any size."""
-    if not isinstance(rows.tau, Tensor) and rows.tau == 1:
-        return rows.probs
-    return softmax(shifted_logits(rows).div_(rows.tau))
+    if isinstance(rows.tau, Tensor):
+        return softmax(shifted_logits(rows) / rows.tau)
+    return rows.probs if rows.tau == 1 else softmax(shifted_logits(rows).div_(rows.tau))
 
 
 def restore_dim(x: Tensor, dim: int) -> Tensor:
