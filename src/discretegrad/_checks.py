@@ -16,6 +16,17 @@ from torch import Tensor
 from ._modes import compiling, transforming
 from ._types import Family, Temperature
 
+# the smallest and largest normal number of the dtype that logits of a dtype are computed in
+_TAU_LIMITS = {
+    dtype: (torch.finfo(wide).tiny, torch.finfo(wide).max)
+    for dtype, wide in (
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    )
+}
+
 ChecksMode = Literal["auto", "always", "never"]
 _MODES = get_args(ChecksMode)
 
@@ -63,20 +74,22 @@ def values_are_checked(x: Tensor) -> bool:
     return _mode == "always" or x.device.type == "cpu"
 
 
-def check_logits(name: str, logits: Tensor, dim: int | None) -> None:
-    """``logits`` is a floating-point tensor; with ``dim``, that axis exists and is not empty."""
+def check_logits(name: str, logits: Tensor) -> None:
+    """``logits`` is a tensor of a dtype that the library computes with."""
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"{name}: expected logits to be a torch.Tensor, got {type(logits).__name__}. "
             "Convert with torch.as_tensor(logits)."
         )
-    if not logits.is_floating_point():
+    if logits.dtype not in _TAU_LIMITS:
         raise TypeError(
-            f"{name}: expected floating-point logits, got dtype {logits.dtype}. "
+            f"{name}: expected floating-point logits of 16 to 64 bits, got dtype {logits.dtype}. "
             "Logits are unnormalised log-probabilities; convert with logits.float()."
         )
-    if dim is None:
-        return
+
+
+def check_dim(name: str, logits: Tensor, dim: int) -> None:
+    """``dim`` is an axis of ``logits`` that is not empty."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"{name}: expected dim to be an int, got {type(dim).__name__}")
     if logits.ndim == 0:
@@ -101,6 +114,7 @@ def check_tau(
 ) -> None:
     """``tau`` is a positive number, or a tensor of them with one value per row."""
     advice = "Use tau=1.0 unless you have tuned it."
+    low, high = _TAU_LIMITS[logits.dtype]
     if isinstance(tau, Tensor):
         if tau.is_complex() or tau.dtype == torch.bool:
             raise TypeError(f"{name}: expected a real tau, got dtype {tau.dtype}. {advice}")
@@ -122,15 +136,24 @@ def check_tau(
                 f"{name}: expected a tau that {wanted}, logits have shape {tuple(logits.shape)}, "
                 f"got tau of shape {tuple(tau.shape)}. For one value per row use tau.unsqueeze(-1)."
             )
-        if values_are_checked(tau) and not ((tau > 0) & (tau < math.inf)).all():
-            bad = tau[~((tau > 0) & (tau < math.inf))].flatten()[0].item()
-            raise ValueError(f"{name}: expected every tau in (0, inf), got {bad}. {advice}")
+        if values_are_checked(tau):
+            wide = tau.double()
+            good = (wide >= low) & (wide <= high)
+            if not good.all():
+                bad = wide[~good][0].item()
+                raise ValueError(
+                    f"{name}: expected every tau in (0, inf), within the range in which "
+                    f"{logits.dtype} is computed, got {bad}. {advice}"
+                )
     elif isinstance(tau, bool) or not isinstance(tau, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(
             f"{name}: expected tau to be a number or a tensor, got {type(tau).__name__}. {advice}"
         )
-    elif not 0 < tau < math.inf:
-        raise ValueError(f"{name}: expected tau in (0, inf), got {tau}. {advice}")
+    elif not low <= tau <= high:
+        raise ValueError(
+            f"{name}: expected tau in (0, inf), within the range in which {logits.dtype} is "
+            f"computed, got {tau}. {advice}"
+        )
 
 
 def check_mask(name: str, mask: Tensor | None, logits: Tensor) -> None:

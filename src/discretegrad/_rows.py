@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_bits, check_logits, check_mask, check_tau
+from ._checks import check_bits, check_dim, check_logits, check_mask, check_tau
 from ._math import softmax
 from ._types import Backend, Temperature
 from .kernels.dispatch import choose
@@ -56,7 +56,8 @@ def categorical_rows(
     learnable_tau: bool = False,
 ) -> Rows:
     """Check the arguments of the categorical sampler ``name`` and normalise them."""
-    check_logits(name, logits, dim)
+    check_logits(name, logits)
+    check_dim(name, logits, dim)
     check_tau(name, tau, logits, dim, learnable=learnable_tau)
     check_mask(name, mask, logits)
     choose(name.removesuffix("_at"), logits, backend)
@@ -82,14 +83,14 @@ def bernoulli_bits(
     learnable_tau: bool = False,
 ) -> Bits:
     """Check the arguments of the Bernoulli sampler ``name`` and normalise them."""
-    check_logits(name, logits, None)
+    check_logits(name, logits)
     check_tau(name, tau, logits, None, learnable=learnable_tau)
     check_mask(name, mask, logits)
     choose(name.removesuffix("_at"), logits, backend)
-    check_bits(name, logits)
     dtype = compute_dtype(logits.dtype)
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
+    check_bits(name, logits)
     if isinstance(tau, Tensor):
         tau = tau.to(logits.device, dtype).broadcast_to(logits.shape)
     return Bits(logits, logits.detach().to(dtype), tau)

@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
-from ._checks import check_bits, check_count, check_family, check_logits, check_mask, check_rows
+from ._checks import (
+    check_bits,
+    check_count,
+    check_dim,
+    check_family,
+    check_logits,
+    check_mask,
+    check_rows,
+)
 from ._rows import compute_dtype
 from ._types import Family, Objective
 
@@ -146,7 +154,9 @@ def _problem(
 ) -> _Problem:
     """Check the arguments and find, from one call of f, which axes are latent."""
     check_family(name, family)
-    check_logits(name, logits, -1 if family == "categorical" else None)
+    check_logits(name, logits)
+    if family == "categorical":
+        check_dim(name, logits, -1)
     check_mask(name, mask, logits)
     check_count(name, "max_outcomes", max_outcomes)
     check_count(name, "chunk_size", chunk_size)

@@ -44,7 +44,7 @@ def gumbel_rao(
     Properties: one evaluation of f and of its gradient. The bias of ``gumbel_softmax`` at the
     same tau, with less variance; as tau goes to 0 and K to infinity it tends to ``reinmax``.
     Time grows with K, memory does not: the noise is made in backward, a piece at a time, from one
-    seed per row that was drawn in forward.
+    seed per row that belongs to the draw.
 
     Differs from the paper: the noise is a constant in the gradient, as in every public
     implementation (the paper's text differentiates through its conditional distribution).
