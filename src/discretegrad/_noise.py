@@ -2,8 +2,8 @@
 
 Estimators that average over many noise draws need them in backward only. Instead of storing the
 draws they store one seed per row and make the noise again, a chunk at a time. Written in plain
-integer tensor operations, it gives the same noise on every device, in eager mode, under
-``torch.compile`` and under ``vmap``, and with any number of threads.
+integer tensor operations, it gives the same noise on every device (up to the last bit of a
+logarithm), in eager mode, under ``torch.compile`` and ``vmap``, and with any number of threads.
 """
 
 import torch

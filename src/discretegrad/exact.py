@@ -71,11 +71,13 @@ def exact_expectation(
     """
     problem = _problem("exact_expectation", logits, f, family, mask, max_outcomes, chunk_size)
     total = problem.logits.new_zeros(problem.batch_shape)
-    for outcomes in _chunks(problem, chunk_size):
+    for first, last in _chunks(problem, chunk_size):
         if torch.is_grad_enabled():
-            part = checkpoint(_weighted_sum, problem, outcomes, f, vectorize, use_reentrant=False)
+            part = checkpoint(
+                _weighted_sum, problem, first, last, f, vectorize, use_reentrant=False
+            )
         else:
-            part = _weighted_sum(problem, outcomes, f, vectorize)
+            part = _weighted_sum(problem, first, last, f, vectorize)
         total = total + part
     return total.to(logits.dtype)
 
@@ -125,7 +127,8 @@ def exact_gradient(
         else:
             mean = torch.sigmoid(problem.logits)
         gradient = torch.zeros_like(problem.logits)
-        for outcomes in _chunks(problem, chunk_size):
+        for first, last in _chunks(problem, chunk_size):
+            outcomes = _outcomes(problem, first, last)
             weighted = _weighted_values(problem, outcomes, f, vectorize)
             lead = weighted.shape + (1,) * (problem.logits.ndim - weighted.ndim + 1)
             samples = outcomes.reshape(_sample_shape(problem, outcomes))
@@ -183,7 +186,7 @@ def _problem(
         )
     latent = variables[value.ndim :]
     states = logits.shape[-1] if family == "categorical" else 2
-    if math.prod(latent) * math.log(states) > math.log(max_outcomes) + 1e-9:
+    if states ** min(math.prod(latent), 64) > max_outcomes:
         raise ValueError(
             f"{name}: expected at most max_outcomes={max_outcomes} joint outcomes, got {states} ** "
             f"{math.prod(latent)}. Raise max_outcomes, use fewer variables, or estimate instead."
@@ -192,20 +195,24 @@ def _problem(
     return _Problem(wide, family, logits.dtype, value.shape, latent)
 
 
-def _chunks(problem: _Problem, chunk_size: int) -> Iterator[Tensor]:
-    """Every joint outcome: (chunk, *latent_shape, n) one-hot, or (chunk, *latent_shape) bits."""
+def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
+    """The numbers of all joint outcomes, in pieces."""
     states = problem.logits.shape[-1] if problem.family == "categorical" else 2
-    variables = math.prod(problem.latent_shape)
-    device, dtype = problem.logits.device, problem.dtype
-    place = states ** torch.arange(variables, device=device)
-    for first in range(0, states**variables, chunk_size):
-        last = min(first + chunk_size, states**variables)
-        number = torch.arange(first, last, device=device)
-        digits = (number.unsqueeze(-1) // place % states).reshape(-1, *problem.latent_shape)
-        if problem.family == "categorical":
-            yield torch.nn.functional.one_hot(digits, states).to(dtype)
-        else:
-            yield digits.to(dtype)
+    count = states ** math.prod(problem.latent_shape)
+    for first in range(0, count, chunk_size):
+        yield first, min(first + chunk_size, count)
+
+
+def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
+    """Joint outcomes by number: (chunk, *latent_shape, n) one-hot, or (chunk, *latent_shape)."""
+    states = problem.logits.shape[-1] if problem.family == "categorical" else 2
+    device = problem.logits.device
+    place = states ** torch.arange(math.prod(problem.latent_shape), device=device)
+    number = torch.arange(first, last, device=device).unsqueeze(-1)
+    digits = (number // place % states).reshape(-1, *problem.latent_shape)
+    if problem.family == "categorical":
+        digits = torch.nn.functional.one_hot(digits, states)
+    return digits.to(problem.dtype)
 
 
 def _sample_shape(problem: _Problem, outcomes: Tensor) -> tuple[int, ...]:
@@ -229,7 +236,11 @@ def _weighted_values(problem: _Problem, outcomes: Tensor, f: Objective, vectoriz
     return torch.where(possible, log_prob.exp() * values, 0)
 
 
-def _weighted_sum(problem: _Problem, outcomes: Tensor, f: Objective, vectorize: bool) -> Tensor:
+def _weighted_sum(
+    problem: _Problem, first: int, last: int, f: Objective, vectorize: bool
+) -> Tensor:
+    # the outcomes are made in here, so that a checkpoint keeps their numbers and not them
+    outcomes = _outcomes(problem, first, last)
     return _weighted_values(problem, outcomes, f, vectorize).sum(0)
 
 

@@ -68,7 +68,7 @@ def gapped(
         True
 
     References:
-        Section 4 of the paper.
+        Fan et al. 2022, arXiv:2206.07235.
     """
     check_gap("gapped", gap)
     bits = bernoulli_bits("gapped", logits, tau, mask, backend)

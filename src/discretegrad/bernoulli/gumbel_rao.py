@@ -72,7 +72,7 @@ def gumbel_rao(
         True
 
     References:
-        Equations 9 to 11 of the paper for two categories.
+        The paper's estimator for two categories.
     """
     check_count("gumbel_rao", "num_draws", num_draws)
     bits = bernoulli_bits("gumbel_rao", logits, tau, mask, backend)

@@ -71,7 +71,7 @@ def gumbel_softmax(
         True
 
     References:
-        Section 2.2 of Jang et al.; appendix B of Maddison et al.
+        Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
     """
     bits = bernoulli_bits("gumbel_softmax", logits, tau, mask, backend, learnable_tau=not hard)
     value = draw_value("gumbel_softmax", bits, generator)

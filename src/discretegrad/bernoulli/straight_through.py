@@ -34,7 +34,7 @@ def straight_through(
     linear in each variable. Equal to ``discretegrad.straight_through`` on the two categories
     ``(logits, 0)``.
 
-    Differs from the paper: nothing.
+    Differs from the paper: see ``discretegrad.straight_through``.
 
     Args:
         logits: Log-odds of the value 1, of any shape, any floating dtype; -inf and +inf make the
@@ -62,7 +62,7 @@ def straight_through(
         tensor([0.2500, 0.5000, 1.0000])
 
     References:
-        Section 4 of the paper; Equation 4 of Liu et al., arXiv:2304.08612.
+        Equation 4 of Liu et al., arXiv:2304.08612.
     """
     bits = bernoulli_bits("straight_through", logits, tau, mask, backend)
     return _straight_through(bits, draw_value("straight_through", bits, generator))

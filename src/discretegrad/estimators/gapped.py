@@ -76,7 +76,7 @@ def gapped(
         True
 
     References:
-        Section 4 of the paper.
+        Fan et al. 2022, arXiv:2206.07235.
     """
     check_gap("gapped", gap)
     rows = categorical_rows("gapped", logits, tau, dim, mask, backend)

@@ -46,8 +46,8 @@ def gumbel_rao(
     Time grows with K, memory does not: the noise is made in backward, a piece at a time, from one
     seed per row that belongs to the draw.
 
-    Differs from the paper: the noise is a constant in the gradient, as in every public
-    implementation (the paper's text differentiates through its conditional distribution).
+    Differs from the paper: the noise is a constant in the gradient, as in the code released with
+    ReinMax (the paper's text differentiates through its conditional distribution).
 
     Args:
         logits: Unnormalised log-probabilities of any shape, any floating dtype; -inf excludes a
@@ -77,7 +77,7 @@ def gumbel_rao(
         True
 
     References:
-        Equations 9 to 11 of the paper.
+        Paulus et al. 2021, arXiv:2010.04838.
     """
     check_count("gumbel_rao", "num_draws", num_draws)
     rows = categorical_rows("gumbel_rao", logits, tau, dim, mask, backend)

@@ -74,7 +74,7 @@ def gumbel_softmax(
         True
 
     References:
-        Section 2.2 of the paper; Equation 5 of Liu et al., arXiv:2304.08612.
+        Equation 5 of Liu et al., arXiv:2304.08612.
     """
     rows = categorical_rows(
         "gumbel_softmax", logits, tau, dim, mask, backend, learnable_tau=not hard

@@ -48,7 +48,7 @@ def mean_baseline(
 
     Differs from the paper: ``as_released=True`` is the form in the released code, behind the
     figure on the choice of baseline. It multiplies the first term of $J(p) g$ by $z$, which makes
-    it biased even for quadratic f, and its rows do not sum to zero. With it, that figure
+    it biased even for linear f, and its rows do not sum to zero. With it, that figure
     cannot tell the effect of the baseline from the effect of the error.
 
     Args:

@@ -34,8 +34,8 @@ def reinmax(
 
     Properties: one evaluation of f and of its gradient. At ``tau=1`` unbiased for every f that is
     quadratic in each variable, and equal to the zero-temperature limit of ``gumbel_rao``. Another
-    tau costs that exactness (even for linear f) and buys smoothness: the paper tunes it in 1 to
-    1.5 and never below 1. The draw is from $p$, whatever tau.
+    tau costs that exactness (even for linear f) and buys smoothness: the paper's tuned values are
+    1 to 1.5, and its section 5 asks for at least 1. The draw is from $p$, whatever tau.
 
     Differs from the paper: nothing. Differs from PyPI ``reinmax``: returns the sample alone; for
     the probabilities call ``logits.softmax(dim)``.

@@ -33,9 +33,11 @@ def straight_through(
 
     Properties: one evaluation of f and of its gradient. At ``tau=1`` its expectation is the
     forward-Euler (first-order) approximation of the true gradient, exact for every f that is
-    linear in each variable. Another tau is biased even there. The lowest variance of the family.
+    linear in each variable. Another tau is biased even there. Its variance is mostly low: no noise
+    enters but through the gradient of f.
 
-    Differs from the paper: nothing.
+    Differs from the paper: this is the form of Liu et al., with the Jacobian of the softmax and a
+    temperature.
 
     Args:
         logits: Unnormalised log-probabilities of any shape, any floating dtype; -inf excludes a
