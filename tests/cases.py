@@ -33,6 +33,11 @@ class Case:
     family: str
     options: Mapping[str, Any]
 
+    def __post_init__(self):
+        # looked up here, because compiled code of torch 2.6 cannot read a read-only mapping
+        object.__setattr__(self, "function", self.estimator.functions[self.family])
+        object.__setattr__(self, "function_at", self.estimator.functions_at[self.family])
+
     def __str__(self):
         options = [f"{name}={value}" for name, value in self.options.items()]
         return "-".join([self.family, self.estimator.name, *options])
@@ -47,14 +52,13 @@ class Case:
         return self.options.get("hard", True)
 
     def sample(self, logits, tau=1.0, **arguments) -> Tensor:
-        return self.estimator.functions[self.family](logits, tau, **self.options, **arguments)
+        return self.function(logits, tau, **self.options, **arguments)
 
     def sample_at(self, logits, draw, noise, tau=1.0, **arguments) -> Tensor:
         """The deterministic half; ``noise`` is None where the estimator takes none."""
         given = (draw,) if noise is None else (draw, noise)
         options = {name: value for name, value in self.options.items() if name != "num_draws"}
-        function = self.estimator.functions_at[self.family]
-        return function(logits, *given, tau, **options, **arguments)
+        return self.function_at(logits, *given, tau, **options, **arguments)
 
     def draw(self, logits, dim=-1, seed=1) -> Tensor:
         """A draw for these logits in the form that ``sample_at`` takes."""
