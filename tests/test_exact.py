@@ -407,3 +407,10 @@ def test_agrees_with_a_long_average_of_a_sampler(family):
     assert (
         abs(values.mean().item() - exact_expectation(logits, f, family=family).item()) < tolerance
     )
+
+
+def test_float64_logits_beyond_the_range_of_float32():
+    logits = torch.tensor([1e300, -1e300, 1e300], dtype=torch.float64)
+    weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    expectation = discretegrad.exact_expectation(logits, lambda z: z @ weights)
+    assert expectation.item() == pytest.approx(2.5, abs=1e-12)

@@ -1,8 +1,8 @@
 """Give a discrete sample a gradient: the one autograd function of the library.
 
 Forward returns the sample itself: nothing is added to it, so it is one-hot to the last bit.
-Backward calls the estimator's formula. ``torch.compile`` traces through
-both; ``vmap`` and ``torch.func.grad`` compose with it.
+Backward calls the estimator's formula. ``torch.compile`` traces through both; ``vmap`` and
+``torch.func.grad`` compose with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,8 +72,8 @@ def _softmax_vjp(g: Tensor, index: Tensor, probs: Tensor, tau: Temperature) -> T
 def _apply(*args: Any) -> Tensor:
     apply = _Attach.apply
     if not compiling() and not transforming():
-        # Function.apply inspects the signature of forward at every call, a fifth of the time at
-        # 400 x 8; outside transforms it then does no more than call its parent, as here
+        # Function.apply inspects the signature of forward at every call, which takes longer than
+        # a small sample; outside transforms it then only calls its parent, as here
         apply = super(torch.autograd.Function, _Attach).apply
     sample: Tensor = apply(*args)[0]
     return sample

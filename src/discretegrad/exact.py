@@ -142,6 +142,8 @@ class _Problem(NamedTuple):
     family: Family
     dtype: torch.dtype
     """Of the user's logits, and so of the samples that f gets."""
+    states: int
+    """Categories of a variable; 2 for a bit."""
     batch_shape: torch.Size
     latent_shape: torch.Size
 
@@ -166,7 +168,7 @@ def _problem(
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
     if family == "categorical":
-        check_rows(name, logits, logits.detach().float().softmax(-1))
+        check_rows(name, logits, logits.detach().to(compute_dtype(logits.dtype)).softmax(-1))
     else:
         check_bits(name, logits)
     with torch.no_grad():
@@ -192,21 +194,19 @@ def _problem(
             f"{math.prod(latent)}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    return _Problem(wide, family, logits.dtype, value.shape, latent)
+    return _Problem(wide, family, logits.dtype, states, value.shape, latent)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
     """The numbers of all joint outcomes, in pieces."""
-    states = problem.logits.shape[-1] if problem.family == "categorical" else 2
-    count = states ** math.prod(problem.latent_shape)
+    count = problem.states ** math.prod(problem.latent_shape)
     for first in range(0, count, chunk_size):
         yield first, min(first + chunk_size, count)
 
 
 def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
     """Joint outcomes by number: (chunk, *latent_shape, n) one-hot, or (chunk, *latent_shape)."""
-    states = problem.logits.shape[-1] if problem.family == "categorical" else 2
-    device = problem.logits.device
+    states, device = problem.states, problem.logits.device
     place = states ** torch.arange(math.prod(problem.latent_shape), device=device)
     number = torch.arange(first, last, device=device).unsqueeze(-1)
     digits = (number // place % states).reshape(-1, *problem.latent_shape)
