@@ -1,4 +1,4 @@
-"""The cases that the rules for every estimator run over, derived from the registry."""
+"""The cases that the rules for every sampler run over, derived from the registry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from discretegrad import ESTIMATORS, Estimator
+
+SAMPLERS = {name: row for name, row in ESTIMATORS.items() if row.kind == "sampler"}
 
 # the options under which a row is tested; a row that is not listed has none
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -81,7 +83,7 @@ class Case:
 
 CASES = [
     Case(estimator, family, options)
-    for estimator in ESTIMATORS.values()
+    for estimator in SAMPLERS.values()
     for options in VARIANTS.get(estimator.name, ({},))
     for family in estimator.families
 ]

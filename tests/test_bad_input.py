@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 
 import discretegrad
-from cases import CASES, assert_discrete, each, normal, seeded
+from cases import CASES, SAMPLERS, assert_discrete, each, normal, seeded
 from discretegrad import (
-    ESTIMATORS,
     BackendUnavailable,
     bernoulli,
     exact_expectation,
@@ -51,7 +50,7 @@ class Target:
 
     @property
     def function(self):
-        row = ESTIMATORS[self.name]
+        row = SAMPLERS[self.name]
         return (row.functions_at if self.deterministic else row.functions)[self.family]
 
     def call(self, **changes: Any) -> Tensor:
@@ -62,22 +61,22 @@ class Target:
                 arguments["index"] = torch.zeros(2, dtype=torch.int64)
             else:
                 arguments["value"] = torch.zeros(2, 3)
-            if ESTIMATORS[self.name].noise:
+            if SAMPLERS[self.name].noise:
                 arguments["noise"] = self.noise()
         return self.function(**{**arguments, **changes})
 
     def noise(self) -> Tensor:
-        several = "num_draws" in ESTIMATORS[self.name].options
+        several = "num_draws" in SAMPLERS[self.name].options
         return torch.full((4, 2, 3) if several else (2, 3), 0.5)
 
 
 TARGETS = [
     Target(family, name, deterministic)
-    for name, row in ESTIMATORS.items()
+    for name, row in SAMPLERS.items()
     for family in row.families
     for deterministic in (False, True)
 ]
-SAMPLERS = [target for target in TARGETS if not target.deterministic]
+DRAWING = [target for target in TARGETS if not target.deterministic]
 CATEGORICAL = [target for target in TARGETS if target.family == "categorical"]
 
 
@@ -300,7 +299,7 @@ def test_refused_by_every_categorical_function(target, bad):
     bad.assert_refused_by(target)
 
 
-@each_target(SAMPLERS)
+@each_target(DRAWING)
 @each_bad(GENERATOR)
 def test_refused_by_every_sampler(target, bad):
     bad.assert_refused_by(target)
@@ -328,7 +327,7 @@ def test_nan_logits(target, dtype, categories):
     changes: dict[str, Any] = {"logits": logits}
     if target.deterministic and target.family == "bernoulli":
         changes["value"] = torch.zeros(2, categories)
-    if target.deterministic and ESTIMATORS[target.name].noise:
+    if target.deterministic and SAMPLERS[target.name].noise:
         changes["noise"] = target.noise()[..., :1].repeat_interleave(categories, -1)
     where = ("in row 1",) if target.family == "categorical" else ()
     parts = ("logits without NaN", "got NaN", *where, "set_detect_anomaly")
@@ -501,7 +500,7 @@ def test_value(target, bad):
     bad.assert_refused_by(target)
 
 
-@each_target([t for t in TARGETS if ESTIMATORS[t.name].noise and t.deterministic])
+@each_target([t for t in TARGETS if SAMPLERS[t.name].noise and t.deterministic])
 def test_noise(target):
     good = target.noise()
     kind, entries, remedy = (
@@ -575,7 +574,7 @@ ORDER = [
 ]
 
 
-@each_target([target for target in SAMPLERS if target.name == "gumbel_rao"])
+@each_target([target for target in DRAWING if target.name == "gumbel_rao"])
 @each_bad(NUM_DRAWS)
 def test_num_draws(target, bad):
     bad.assert_refused_by(target)
@@ -593,7 +592,7 @@ def test_order(target, bad):
     bad.assert_refused_by(target)
 
 
-@each_target(SAMPLERS)
+@each_target(DRAWING)
 def test_generator_of_another_device(target):
     # a machine without an accelerator can make no generator for another device, but logits on
     # another device: those of the meta device, which hold no data
@@ -617,7 +616,7 @@ STATIC = [*LOGITS_TYPES, *TAU, *MASK, *BACKEND]
 OPTIONS = {"gumbel_rao": NUM_DRAWS, "gapped": GAP, "mean_baseline": ORDER}
 
 
-@each_target(SAMPLERS)
+@each_target(DRAWING)
 def test_refused_call_draws_nothing(target):
     generator = seeded(0)
     before = generator.get_state()
@@ -657,7 +656,7 @@ def test_without_checks_no_value_is_refused(target):
     set_checks("never")
     target.call(logits=row_of(NAN))
     target.call(tau=torch.tensor([[1.0], [-1.0]]))
-    if target.deterministic and ESTIMATORS[target.name].noise:
+    if target.deterministic and SAMPLERS[target.name].noise:
         target.call(noise=torch.full_like(target.noise(), NAN))
     # types and shapes cost nothing to check
     with pytest.raises(TypeError, match="floating-point"):
@@ -687,7 +686,7 @@ def on_meta(target):
             changes["index"] = torch.zeros(2, dtype=torch.int64, device="meta")
         else:
             changes["value"] = torch.zeros(shape, device="meta")
-        if ESTIMATORS[target.name].noise:
+        if SAMPLERS[target.name].noise:
             several = target.noise().ndim == 3
             changes["noise"] = torch.ones((4, *shape) if several else shape, device="meta")
     return changes

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import discretegrad
 from cases import (
     CASES,
+    SAMPLERS,
     assert_close,
     assert_discrete,
     each,
@@ -70,7 +71,7 @@ def test_forward_is_discrete_to_the_last_bit(case, dtype):
 def test_relaxed_sample_leans_to_the_category_drawn(case, dtype):
     logits = normal(50, 7, dtype=dtype)
     relaxed = case.sample(logits, tau=0.8, generator=seeded(1))
-    hard = ESTIMATORS["reinmax"].functions[case.family](logits, generator=seeded(1))
+    hard = SAMPLERS["reinmax"].functions[case.family](logits, generator=seeded(1))
     assert relaxed.dtype == dtype
     assert ((relaxed >= 0) & (relaxed <= 1)).all()
     if case.categorical:
@@ -442,7 +443,7 @@ def test_from_one_generator_state_all_draw_the_same_category(family, shape):
         for case in HARD
         if case.family == family
     ]
-    assert len(samples) > len(ESTIMATORS)
+    assert len(samples) > len(SAMPLERS)
     for sample in samples[1:]:
         assert torch.equal(sample, samples[0])
 
@@ -673,7 +674,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("family", ["categorical", "bernoulli"])
 def test_memory_of_gumbel_rao_does_not_grow_with_its_draws(family):
     limit = importlib.import_module("discretegrad.estimators.gumbel_rao")._CHUNK_NUMBERS
-    function = ESTIMATORS["gumbel_rao"].functions[family]
+    function = SAMPLERS["gumbel_rao"].functions[family]
     logits = normal(4, 100, dtype=torch.float32).requires_grad_()
     largest = []
     for num_draws in (4000, 8000):
@@ -691,7 +692,7 @@ def test_memory_of_gumbel_rao_does_not_grow_with_its_draws(family):
 @each(GUMBEL_RAO)
 def test_chunks_of_gumbel_rao_change_nothing(case, monkeypatch):
     logits = normal(6, 5).requires_grad_()
-    function = ESTIMATORS["gumbel_rao"].functions[case.family]
+    function = SAMPLERS["gumbel_rao"].functions[case.family]
     noise = torch.stack([case.noise(logits, seed=seed)[0] for seed in range(7)])
 
     def gradients():
@@ -708,30 +709,10 @@ def test_chunks_of_gumbel_rao_change_nothing(case, monkeypatch):
 
 
 each_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+each_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 
-@each_estimator
-def test_registry_key_is_the_name_of_function_and_file(name):
-    row = ESTIMATORS[name]
-    assert row.name == name
-    for family, package in (("categorical", "estimators"), ("bernoulli", "bernoulli")):
-        namespace = discretegrad if family == "categorical" else discretegrad.bernoulli
-        module = f"discretegrad.{package}.{name}"
-        for function, suffix in ((row.functions, ""), (row.functions_at, "_at")):
-            assert function[family] is getattr(namespace, name + suffix)
-            assert function[family].__name__ == name + suffix
-            assert function[family].__module__ == module
-            assert name + suffix in namespace.__all__
-
-
-@pytest.mark.parametrize("package", ["estimators", "bernoulli"])
-def test_every_estimator_file_is_in_the_registry(package):
-    folder = importlib.resources.files("discretegrad") / package
-    files = {path.name.removesuffix(".py") for path in folder.iterdir() if path.is_file()}
-    assert files - {"__init__"} == set(ESTIMATORS)
-
-
-@each_estimator
+@each_sampler
 @pytest.mark.parametrize("family", ["categorical", "bernoulli"])
 def test_signatures_are_the_same_but_for_the_options(name, family):
     row = ESTIMATORS[name]
@@ -779,10 +760,17 @@ def test_row_may_be_part_of_what_is_copied(name):
 @each_estimator
 def test_rows_are_filled_in(name):
     row = ESTIMATORS[name]
-    assert row.families == ("categorical", "bernoulli")
-    assert row.kind == "sampler"
-    assert row.evaluations == 1
-    assert row.needs_grad_f
+    assert row.families
+    assert (row.evaluations is None) == (name == "exact")
+    if row.kind == "sampler":
+        assert row.families == ("categorical", "bernoulli")
+        assert (row.evaluations, row.slopes, row.min_samples) == (1, 1, 1)
+        assert (row.extra_evaluations, row.extra_slopes, row.module) == (0, 0, None)
+    else:
+        assert row.unbiased
+        assert row.exact_for == "everything"
+        assert not row.functions_at
+    assert row.needs_grad_f == (row.slopes + row.extra_slopes > 0)
     for text in (row.label, row.bias, row.temperature, row.reference):
         assert text
 

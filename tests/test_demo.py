@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import discretegrad
+from cases import SAMPLERS
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "polynomial.py"
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-7}
@@ -64,7 +65,7 @@ def test_every_estimator_runs_and_is_shown(demo, tmp_path, capsys, family):
     stored = run(demo, tmp_path, "--steps", "2", "--seeds", "2", "--family", family)
     shown = capsys.readouterr().out
     names = {point.variant for point in stored.points}
-    assert {name.split()[0] for name in names - {demo.EXACT}} == set(discretegrad.ESTIMATORS)
+    assert {name.split()[0] for name in names - {demo.EXACT}} == set(SAMPLERS)
     for name in names:
         assert name in shown
     assert {point.seed for point in stored.points} == {0, 1}
@@ -119,13 +120,13 @@ def test_the_table_counts_steps_seeds_and_times(demo):
 
 
 def test_every_estimator_has_a_colour_of_its_own(demo):
-    assert set(demo.COLOURS) == {*discretegrad.ESTIMATORS, demo.EXACT}
+    assert set(demo.COLOURS) == {*SAMPLERS, demo.EXACT}
     assert len(set(demo.COLOURS.values())) == len(demo.COLOURS)
 
 
 def test_the_stored_run_has_every_variant_and_says_how_it_was_made(demo):
     stored = demo.read(demo.STORED_CSV)
-    expected = {variant.name for variant in demo.variants(list(discretegrad.ESTIMATORS))}
+    expected = {variant.name for variant in demo.variants(list(SAMPLERS))}
     assert {point.variant for point in stored.points} == expected
     assert {"command", "date", "discretegrad", "torch", "machine", "steps"} <= set(stored.about)
     assert demo.as_csv(stored) == demo.STORED_CSV.read_text(encoding="utf-8")

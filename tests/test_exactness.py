@@ -11,7 +11,8 @@ import torch
 
 import discretegrad
 import oracles
-from discretegrad import ESTIMATORS, _noise
+from cases import SAMPLERS
+from discretegrad import _noise
 
 SAME = 1e-12
 """Largest difference from the oracle, relative to the largest entry (at least 1)."""
@@ -37,7 +38,7 @@ def _id(name, options):
 
 VARIANTS = [
     pytest.param(name, options, id=_id(name, options))
-    for name in ESTIMATORS
+    for name in SAMPLERS
     for options in [{}, *MORE_OPTIONS.get(name, [])]
 ]
 FAMILIES = ("categorical", "bernoulli")
@@ -90,7 +91,7 @@ def test_sample_and_gradient_equal_the_oracle(name, options, shape):
     noise = exponential(NUM_DRAWS, *shape)
     for tau in taus_for((*shape[:-1], 1)):
         ours = oracles.library_sample(
-            ESTIMATORS[name], "categorical", logits, index, noise, tau, **options
+            SAMPLERS[name], "categorical", logits, index, noise, tau, **options
         )
         oracle = oracles.sample(name, logits, index, noise, tau, **options)
         for mine, theirs in zip(
@@ -111,7 +112,7 @@ def test_long_rows_equal_the_oracle(name, options):
     index, g, noise = torch.tensor(n - 2), random(n, seed=3), exponential(2, n)
     for tau in (1.0, 1.3):
         ours = oracles.library_sample(
-            ESTIMATORS[name], "categorical", logits, index, noise, tau, **options
+            SAMPLERS[name], "categorical", logits, index, noise, tau, **options
         )
         oracle = oracles.sample(name, logits, index, noise, tau, **options)
         for mine, theirs in zip(
@@ -130,7 +131,7 @@ def test_category_axis_anywhere(name, options, dim):
     noise_axis = dim if dim < 0 else dim + 1
     tau_last = row_temperatures((*last.shape[:-1], 1))
     ours = oracles.library_sample(
-        ESTIMATORS[name],
+        SAMPLERS[name],
         "categorical",
         logits,
         index,
@@ -166,7 +167,7 @@ def test_masked_rows_equal_the_oracle_without_the_excluded_categories(name, opti
             attached = logits.masked_fill(~mask, -math.inf).requires_grad_()
             extra = {}
         ours = oracles.library_sample(
-            ESTIMATORS[name], "categorical", attached, index, noise, tau, **extra, **options
+            SAMPLERS[name], "categorical", attached, index, noise, tau, **extra, **options
         )
         value, gradient = value_and_gradient(ours, attached, g)
         assert (value[~mask] == 0).all()
@@ -191,7 +192,7 @@ def test_bernoulli_equals_the_oracle_on_two_categories(name, options, shape):
     g = random(*shape, seed=3)
     for tau in taus_for(shape):
         ours = oracles.library_sample(
-            ESTIMATORS[name], "bernoulli", logits, value, noise, tau, **options
+            SAMPLERS[name], "bernoulli", logits, value, noise, tau, **options
         )
         oracle = oracles.bernoulli_sample(name, logits, value, noise, tau, **options)
         for mine, theirs in zip(
@@ -207,7 +208,7 @@ def test_bernoulli_with_a_certain_value_has_no_gradient(name, options):
     value = torch.tensor([0, 1, 0])
     noise = exponential(NUM_DRAWS, 3).log()
     ours = oracles.library_sample(
-        ESTIMATORS[name], "bernoulli", logits, value, noise, mask=mask, **options
+        SAMPLERS[name], "bernoulli", logits, value, noise, mask=mask, **options
     )
     sample, gradient = value_and_gradient(ours, logits, random(3, seed=3))
     assert sample.tolist() == value.tolist()
@@ -228,7 +229,7 @@ def test_gumbel_rao_makes_the_noise_that_its_seeds_stand_for(family, monkeypatch
     seed_shape = (4, 1) if family == "categorical" else shape
     seed = torch.randint(2**62, seed_shape, generator=torch.Generator().manual_seed(4))
     monkeypatch.setattr(GUMBEL_RAO[family], "draw_seed", lambda like, generator: seed)
-    sample = ESTIMATORS["gumbel_rao"].functions[family](
+    sample = SAMPLERS["gumbel_rao"].functions[family](
         logits, 0.7, num_draws=num_draws, generator=torch.Generator().manual_seed(0)
     )
     value, gradient = value_and_gradient(sample, logits, g)
@@ -244,7 +245,7 @@ def test_gumbel_rao_makes_the_noise_that_its_seeds_stand_for(family, monkeypatch
 @pytest.mark.parametrize("limit", [1, 12, 30, 10**6])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gumbel_rao_does_not_depend_on_the_size_of_its_pieces(family, limit, monkeypatch):
-    row = ESTIMATORS["gumbel_rao"]
+    row = SAMPLERS["gumbel_rao"]
     noise = exponential(25, 4, 3) if family == "categorical" else exponential(25, 4, 3).log()
     draw = torch.tensor([2, 0, 1, 1]) if family == "categorical" else random(4, 3) > 0
 
@@ -271,7 +272,7 @@ def problem(family):
 
 def expected_gradient(name, options, family, logits, f, tau=1.0):
     """Through the library's ``_at``, over all joint outcomes, and over the noise where there is."""
-    row = ESTIMATORS[name]
+    row = SAMPLERS[name]
 
     def sample_at(theta, draw):
         return row.functions_at[family](theta, draw, tau, **options)
@@ -306,7 +307,7 @@ EXACT_ON = {
 }
 BIASED_ON = {"nothing": "linear", "linear": "quadratic", "quadratic": "cubic"}
 CLAIMS = [
-    *((name, {}, family, row.exact_for) for name, row in ESTIMATORS.items() for family in FAMILIES),
+    *((name, {}, family, row.exact_for) for name, row in SAMPLERS.items() for family in FAMILIES),
     ("mean_baseline", {"order": 1}, "categorical", "linear"),
     # with two values this baseline is already of second order
     ("mean_baseline", {"order": 1}, "bernoulli", "quadratic"),
@@ -323,7 +324,7 @@ CLAIMS = [
         pytest.param(*claim, id=f"{_id(*claim[:2])}-{claim[2]}")
         for claim in CLAIMS
         # with noise only Bernoulli variables can be integrated
-        if claim[2] == "bernoulli" or not ESTIMATORS[claim[0]].noise
+        if claim[2] == "bernoulli" or not SAMPLERS[claim[0]].noise
     ],
 )
 def test_exact_for_what_the_registry_says_and_no_more(name, options, family, exact_for):
@@ -335,7 +336,7 @@ def test_exact_for_what_the_registry_says_and_no_more(name, options, family, exa
     assert bias["exponential"] > BIASED
 
 
-@pytest.mark.parametrize(("name", "row"), ESTIMATORS.items(), ids=ESTIMATORS.keys())
+@pytest.mark.parametrize(("name", "row"), SAMPLERS.items(), ids=SAMPLERS.keys())
 def test_unbiased_column(name, row):
     logits, ladder = problem("bernoulli")
     biases = [relative_bias(name, {}, "bernoulli", logits, f) for f in ladder.values()]
@@ -385,10 +386,10 @@ def slope_of_gumbel_softmax(logit, tau):
 
 @pytest.mark.parametrize("tau", [0.1, *TAUS])
 @pytest.mark.parametrize("logit", [-3.0, -0.4, 0.0, 1.7])
-@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if row.noise])
+@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if row.noise])
 def test_gumbel_methods_integrate_to_the_raw_relaxation(name, logit, tau):
     """Both families: the noise given the draw, weighted by the draw, is the raw noise."""
-    row = ESTIMATORS[name]
+    row = SAMPLERS[name]
     nodes, weights = oracles.logistic_quadrature()
     prob_of_one = torch.sigmoid(torch.tensor(logit, dtype=torch.float64))
     for value, raw in enumerate(slope_of_gumbel_softmax(logit, tau)):

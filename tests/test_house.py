@@ -8,7 +8,6 @@ import fnmatch
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import os
 import re
@@ -32,7 +31,13 @@ SKELETON = DOCS / "skeleton"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FAMILIES = {"categorical": discretegrad, "bernoulli": bernoulli}
 FOLDERS = {"categorical": "estimators", "bernoulli": "bernoulli"}
-SAMPLERS = list(itertools.product(ESTIMATORS, FAMILIES))
+SAMPLERS = [
+    (row.name, family)
+    for row in ESTIMATORS.values()
+    if row.kind == "sampler"
+    for family in FAMILIES
+]
+SCORES = [row.name for row in ESTIMATORS.values() if row.kind == "score"]
 # stored numbers are rounded to four places; those with noise are compared on fewer draws
 ROUNDING = 1e-4
 FEWER_DRAWS = {"bias": 0.02, "deviation": 0.05, "cosine": 0.005}
@@ -57,12 +62,13 @@ def load(path, name=None):
 # structure
 
 
-def imports(path):
-    """Every module that a file imports, with its full name."""
+def imports(path, *, top_level=False):
+    """Every module that a file imports (when it is imported), with its full name."""
     package = module_name(path)
     if path.name != "__init__.py":
         package = package.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +99,8 @@ def test_imports_point_one_way(path):
 SHARED = [
     path
     for path in MODULES
-    if path.parent == PACKAGE and path.name not in ("__init__.py", "_registry.py")
+    if path.parent == PACKAGE
+    and path.name not in ("__init__.py", "_registry.py", "_expectation.py", "_diagnostics.py")
 ]
 
 
@@ -103,16 +110,47 @@ def test_shared_helpers_import_no_estimator(path):
     assert not [name for name in imports(path) if name.startswith(folders)]
 
 
+# what is imported inside a function, where a user asks for it
+OPTIONAL = {
+    "_checks.py": {"matplotlib"},
+    "_diagnosis.py": {"matplotlib"},
+    "_progress.py": {"rich"},
+}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_runs_on_torch_and_the_standard_library(path):
+    allowed = {"discretegrad", "torch"} | sys.stdlib_module_names
+    on_import = {name.split(".")[0] for name in imports(path, top_level=True)}
+    assert on_import <= allowed
     roots = {name.split(".")[0] for name in imports(path)}
-    assert roots <= {"discretegrad", "torch"} | sys.stdlib_module_names
+    assert roots <= allowed | OPTIONAL.get(path.name, set())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_file_for_every_row_and_one_row_for_every_file(family):
     files = {path.stem for path in (PACKAGE / FOLDERS[family]).glob("[!_]*.py")}
-    assert files == set(ESTIMATORS)
+    scores = {name for name in SCORES if home(name) == family}
+    assert files == {name for name, _ in SAMPLERS} | scores
+
+
+def home(score):
+    """The family whose folder a score-function estimator is in."""
+    return "categorical" if "categorical" in ESTIMATORS[score].families else "bernoulli"
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_function_has_one_name_and_one_function(name):
+    row, family = ESTIMATORS[name], home(name)
+    assert row.name == name
+    for function in row.functions.values():
+        assert function is getattr(FAMILIES[family], name)
+        assert function.__name__ == name
+        assert function.__module__ == f"discretegrad.{FOLDERS[family]}.{name}"
+    assert name in FAMILIES[family].__all__
+    if row.module is not None:
+        assert getattr(FAMILIES[family], row.module.__name__) is row.module
+        assert row.module.__module__ == f"discretegrad.{FOLDERS[family]}.{name}"
 
 
 @pytest.mark.parametrize(("name", "family"), SAMPLERS)
@@ -131,7 +169,7 @@ def test_file_function_and_key_have_one_name(name, family):
 # where an error for users may be raised besides _checks.py and kernels/dispatch.py
 RAISES = {
     "_registry.py": {"get"},
-    "exact.py": {"_problem"},
+    "_exact.py": {"_problem"},
     "_attach.py": {"backward"},  # the second derivative
 }
 
@@ -224,6 +262,27 @@ def test_deterministic_halves_take_the_draw_after_the_logits(name, family):
     assert parameters(function, inspect.Parameter.KEYWORD_ONLY) == keywords
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_score_functions_have_the_common_signature(name):
+    row, family = ESTIMATORS[name], home(name)
+    function = row.functions[family]
+    empty = inspect.Parameter.empty
+    assert parameters(function, inspect.Parameter.POSITIONAL_OR_KEYWORD) == [
+        ("logits", empty),
+        ("f", empty),
+    ]
+    assert parameters(function, inspect.Parameter.KEYWORD_ONLY) == [
+        ("num_samples", row.min_samples),
+        ("family", family),
+        *row.options.items(),
+        ("mask", None),
+        ("generator", None),
+        # enumeration has thousands of outcomes to evaluate
+        ("vectorize", name == "exact"),
+    ]
+    assert inspect.signature(function).return_annotation is torch.Tensor
+
+
 # docstrings and API pages
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Example:", "References:")
@@ -267,11 +326,33 @@ def test_samplers_document_symbols_properties_and_differences(name, family):
     assert "$$" in docstring
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", SCORES)
+def test_score_functions_document_symbols_properties_and_differences(name):
+    docstring = ESTIMATORS[name].functions[home(name)].__doc__
+    found = list(dict.fromkeys(outline(docstring, SAMPLER_PARAGRAPHS)))
+    assert found == [part for part in SAMPLER_PARAGRAPHS if part != "References:"]
+    assert "$$" in docstring
+
+
+MODULE_CLASSES = [
+    name
+    for name in PUBLIC
+    if inspect.isclass(public(name)) and issubclass(public(name), torch.nn.Module)
+]
+
+
+def test_every_estimator_that_learns_is_public():
+    learns = {row.module for row in ESTIMATORS.values() if row.module}
+    assert learns <= {public(name) for name in MODULE_CLASSES}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *MODULE_CLASSES])
 def test_docstrings_describe_every_argument(name):
     function = public(name)
     text = inspect.cleandoc(function.__doc__).split("\nArgs:\n")[1]
-    documented = re.findall(r"^    (\w+): ", re.split(r"\n\n(?=\S)", text)[0], re.MULTILINE)
+    documented = re.findall(
+        r"^    (?:\*\*)?(\w+): ", re.split(r"\n\n(?=\S)", text)[0], re.MULTILINE
+    )
     assert documented == list(inspect.signature(function).parameters)
 
 
@@ -354,10 +435,11 @@ def test_generated_tables_are_current():
         assert path.read_text() == text, f"{path.name} is old: python docs/scripts/tables.py"
 
 
-def test_what_the_page_says_of_all_estimators_is_true():
-    rows = ESTIMATORS.values()
-    assert all(row.evaluations == 1 and row.needs_grad_f and not row.unbiased for row in rows)
+def test_what_the_page_says_of_all_samplers_is_true():
+    rows = [ESTIMATORS[name] for name, _ in SAMPLERS]
+    assert all(row.cost(1) == (1, 1) and not row.unbiased for row in rows)
     assert all(row.families == tuple(FAMILIES) for row in rows)
+    assert all(ESTIMATORS[name].unbiased for name in SCORES)
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["enumerated", "with noise"])

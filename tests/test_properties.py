@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracles
-from discretegrad import ESTIMATORS
+from cases import SAMPLERS
 
 TOLERANCE = {
     torch.float16: 1e-3,
@@ -35,7 +35,7 @@ LEAVES_THE_RANGE = {"mean_baseline"}
 VARIANTS = [
     pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
     for name, options in [
-        *((name, {}) for name in ESTIMATORS),
+        *((name, {}) for name in SAMPLERS),
         ("gumbel_softmax", {"hard": False}),
         ("gapped", {"gap": "p"}),
         ("mean_baseline", {"order": 1}),
@@ -161,7 +161,7 @@ def rows_of(x, n):
 @some_cases
 def test_categorical(name, options, dtype, data):
     case = data.draw(categorical_cases(dtype))
-    row, n = ESTIMATORS[name], case.logits.shape[-1]
+    row, n = SAMPLERS[name], case.logits.shape[-1]
     logits, noise, tau, mask = moved(case)
     z = oracles.library_sample(
         row, "categorical", logits, case.draw, noise, tau, dim=case.dim, mask=mask, **options
@@ -211,14 +211,14 @@ def test_categorical(name, options, dtype, data):
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SAMPLERS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @some_cases
 def test_categorical_draws(name, dtype, data, seed):
     """Through the random draw: one-hot at an allowed category of positive probability."""
     case = data.draw(categorical_cases(dtype))
     logits, _, tau, mask = moved(case)
-    z = ESTIMATORS[name].functions["categorical"](
+    z = SAMPLERS[name].functions["categorical"](
         logits, tau, dim=case.dim, mask=mask, generator=generator_of(seed)
     )
     (z * case.g.movedim(-1, case.dim)).sum().backward()
@@ -265,7 +265,7 @@ def bernoulli_cases(draw, dtype):
 @some_cases
 def test_bernoulli(name, options, dtype, data):
     case = data.draw(bernoulli_cases(dtype))
-    row = ESTIMATORS[name]
+    row = SAMPLERS[name]
     logits = case.logits.clone().requires_grad_()
     b = oracles.library_sample(
         row, "bernoulli", logits, case.draw, case.noise, case.tau, mask=case.mask, **options
@@ -302,14 +302,14 @@ def test_bernoulli(name, options, dtype, data):
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SAMPLERS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @some_cases
 def test_bernoulli_draws(name, dtype, data, seed):
     """Through the random draw: zeros and ones, never an impossible value."""
     case = data.draw(bernoulli_cases(dtype))
     logits = case.logits.clone().requires_grad_()
-    b = ESTIMATORS[name].functions["bernoulli"](
+    b = SAMPLERS[name].functions["bernoulli"](
         logits, case.tau, mask=case.mask, generator=generator_of(seed)
     )
     (b * case.g).sum().backward()

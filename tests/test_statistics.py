@@ -14,7 +14,8 @@ from scipy import stats
 
 import discretegrad
 import oracles
-from discretegrad import ESTIMATORS, _draw, _noise
+from cases import SAMPLERS
+from discretegrad import _draw, _noise
 from discretegrad._rows import Rows, bernoulli_bits, categorical_rows
 
 FAMILY_WISE = 1e-6
@@ -136,12 +137,10 @@ def test_frequencies_of_categories(n, shape, dtype):
 
 
 @pytest.mark.parametrize("n", [3, 65])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_frequencies_of_every_sampler(name, n):
     logits = LOGITS["power law"](n).float()
-    sample = ESTIMATORS[name].functions["categorical"](
-        logits.expand(100_000, n), generator=seeded(1)
-    )
+    sample = SAMPLERS[name].functions["categorical"](logits.expand(100_000, n), generator=seeded(1))
     index = sample.argmax(-1)
     probs = logits.double().softmax(-1)
     assert chi_square(torch.arange(n), probs, index) > LEVEL
@@ -151,11 +150,11 @@ def test_frequencies_of_every_sampler(name, n):
 
 
 @every_dtype
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_frequencies_of_every_bernoulli_sampler(name, dtype):
     rows = 100_000
     logits = torch.tensor([-6.0, -1.5, 0.0, 0.3, 4.0]).to(dtype)
-    sample = ESTIMATORS[name].functions["bernoulli"](logits.expand(rows, 5), generator=seeded(2))
+    sample = SAMPLERS[name].functions["bernoulli"](logits.expand(rows, 5), generator=seeded(2))
     for count, logit in zip(sample.double().sum(0).tolist(), logits.double(), strict=True):
         prob = torch.sigmoid(logit).item()
         assert binomial_test(int(count), rows, prob) > LEVEL
@@ -251,7 +250,7 @@ def test_excluded_and_underflowing_categories_are_never_drawn(n, dtype):
     logits[n // 2] = -2000.0  # e^-2000 is zero in every dtype
     mask = torch.arange(n) != n - 1
     for name in ("reinmax", "gumbel_softmax"):
-        sample = ESTIMATORS[name].functions["categorical"](
+        sample = SAMPLERS[name].functions["categorical"](
             logits.expand(5_000, n), mask=mask, generator=seeded(3)
         )
         assert (sample[:, impossible] == 0).all()
@@ -263,7 +262,7 @@ def test_draws_use_53_fair_bits(family, monkeypatch):
     seen, uniform = [], _draw._uniform
     monkeypatch.setattr(_draw, "_uniform", lambda *args: seen.append(uniform(*args)) or seen[-1])
     logits = torch.zeros(2**16, 3) if family == "categorical" else torch.zeros(2**16)
-    ESTIMATORS["reinmax"].functions[family](logits, generator=seeded(4))
+    SAMPLERS["reinmax"].functions[family](logits, generator=seeded(4))
     (numbers,) = seen
     assert numbers.dtype == torch.float64
     assert numbers.numel() == 2**16
@@ -582,17 +581,17 @@ def test_averaging_the_noise_lowers_the_variance(tau):
 
 
 def sampled(name, family, tau, seed, **options):
-    row = ESTIMATORS[name]
+    row = SAMPLERS[name]
     return lambda x: row.functions[family](x, tau, generator=seeded(seed), **options)
 
 
 @pytest.mark.parametrize("tau", [1.0, 1.3])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if not row.noise])
+@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if not row.noise])
 def test_sampling_has_the_enumerated_mean_gradient(name, family, tau):
     logits = PAIR_LOGITS if family == "categorical" else BIT_LOGITS
     f = problem_of(family)["cubic"]
-    at = ESTIMATORS[name].functions_at[family]
+    at = SAMPLERS[name].functions_at[family]
     enumerated = oracles.expected_gradient(lambda x, draw: at(x, draw, tau), logits, f, family)
     gradients = gradients_of(sampled(name, family, tau, 24), logits, f, 200_000)
     assert z_test(gradients, enumerated) > LEVEL
@@ -604,7 +603,7 @@ def problem_of(family):
     return oracles.objectives(len(BIT_LOGITS), None)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if row.noise])
+@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if row.noise])
 def test_sampling_bits_with_noise_has_the_integrated_mean_gradient(name):
     tau, f = 0.7, problem_of("bernoulli")["cubic"]
     options = {"num_draws": 5} if name == "gumbel_rao" else {}
@@ -614,7 +613,7 @@ def test_sampling_bits_with_noise_has_the_integrated_mean_gradient(name):
         shape = (len(nodes), *draw.shape)
         noise = nodes.reshape(-1, 1, 1).expand(shape)
         samples = oracles.library_sample(
-            ESTIMATORS[name], "bernoulli", x.expand(shape), draw.expand(shape), noise[None], tau
+            SAMPLERS[name], "bernoulli", x.expand(shape), draw.expand(shape), noise[None], tau
         )
         mean = (weights.reshape(-1, 1, 1) * samples).sum(0)
         return mean - mean.detach() + draw

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import discretegrad
 import oracles
-from discretegrad import ESTIMATORS
+from cases import SAMPLERS
 from discretegrad.estimators.gapped import lead_of
 
 EQUAL = 1e-12
@@ -207,8 +207,8 @@ def test_gumbel_rao_with_one_draw_is_gumbel_softmax(family, tau):
     if family == "bernoulli":
         noise, draw = noise.log(), torch.arange(200).reshape(50, 4) % 2
     g = torch.randn(50, 4, generator=generator, dtype=torch.float64)
-    one_draw = ESTIMATORS["gumbel_rao"].functions_at[family](logits, draw, noise[None], tau)
-    softmax = ESTIMATORS["gumbel_softmax"].functions_at[family](logits, draw, noise, tau)
+    one_draw = SAMPLERS["gumbel_rao"].functions_at[family](logits, draw, noise[None], tau)
+    softmax = SAMPLERS["gumbel_softmax"].functions_at[family](logits, draw, noise, tau)
     assert torch.equal(one_draw, softmax)
     assert_equal(*[torch.autograd.grad((z * g).sum(), logits)[0] for z in (one_draw, softmax)])
 
@@ -270,7 +270,7 @@ def test_gumbel_rao_of_four_categories_tends_to_reinmax():
 VARIANTS = [
     pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
     for name, options in [
-        *((name, {}) for name in ESTIMATORS),
+        *((name, {}) for name in SAMPLERS),
         ("gumbel_softmax", {"hard": False}),
         ("gapped", {"gap": "p"}),
         ("mean_baseline", {"order": 1}),
@@ -291,7 +291,7 @@ def test_adding_a_constant_to_a_row_changes_nothing(name, options, tau):
 
     def sample_and_gradient(theta):
         theta = theta.clone().requires_grad_()
-        row = ESTIMATORS[name]
+        row = SAMPLERS[name]
         z = oracles.library_sample(row, "categorical", theta, index, noise, tau, **options)
         return torch.stack([z.detach(), torch.autograd.grad((z * g).sum(), theta)[0]])
 
@@ -303,7 +303,7 @@ def test_every_sampler_draws_the_same_from_the_same_generator_state(family):
     logits = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     samples = [
         row.functions[family](logits, generator=torch.Generator().manual_seed(1))
-        for row in ESTIMATORS.values()
+        for row in SAMPLERS.values()
     ]
     assert all(torch.equal(sample, samples[0]) for sample in samples)
 
@@ -349,7 +349,7 @@ def test_relaxed_sample_is_twice_differentiable_also_in_tau(family):
     logits = torch.randn(2, 3, generator=generator, dtype=torch.float64).requires_grad_()
     noise = torch.empty(2, 3, dtype=torch.float64).exponential_(generator=generator)
     draw = torch.tensor([2, 0]) if family == "categorical" else torch.tensor([[0, 1, 1], [1, 0, 0]])
-    at = ESTIMATORS["gumbel_softmax"].functions_at[family]
+    at = SAMPLERS["gumbel_softmax"].functions_at[family]
     tau = torch.tensor([[0.7], [1.3]], dtype=torch.float64).requires_grad_()
 
     def value(theta, temperature):

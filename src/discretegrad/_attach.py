@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._math import row_sum, sigmoid
 from ._modes import compiling, transforming
@@ -52,6 +53,55 @@ def attach_sigmoid(bits: Bits, value: Tensor, logits: Tensor) -> Tensor:
 
 def _slope_vjp(g: Tensor, value: Tensor, slope: Tensor) -> Tensor:
     return g * slope
+
+
+def attach_gradient(logits: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
+    """Zeros of the batch shape whose gradient for the logits is ``gradient``.
+
+    The last ``latent_axes`` axes of the logits are those of one batch element.
+    """
+    make, vjp = partial(_zeros, latent_axes=latent_axes), partial(_scaled, latent_axes=latent_axes)
+    return _apply(make, vjp, logits, gradient)
+
+
+def _zeros(logits: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
+    return logits.new_zeros(logits.shape[: logits.ndim - latent_axes])
+
+
+def _scaled(g: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
+    return g.reshape(g.shape + (1,) * latent_axes) * gradient
+
+
+def attach_learned(
+    value: Tensor, learned: Sequence[Tensor], slopes: Sequence[Tensor | None]
+) -> Tensor:
+    """Zeros like ``value`` that give each learned tensor its slope, times the sum of ``|g|``.
+
+    The absolute value, so that a control variate reduces the variance also where the loss is
+    maximised; the sum is 1 for the mean of a batch.
+    """
+    pairs = [(x, slope) for x, slope in zip(learned, slopes, strict=True) if slope is not None]
+    if not pairs:
+        return torch.zeros_like(value)
+    tensors, slopes = zip(*pairs, strict=True)
+    return _Learned.apply(value.detach(), len(tensors), *tensors, *slopes)
+
+
+class _Learned(torch.autograd.Function):
+    apply: Callable[..., Tensor]  # torch leaves it without a type
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, count: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors[count:])
+        return torch.zeros_like(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = ctx.saved_tensors
+        weight = g.abs().sum()
+        gradients = [(weight * slope).to(slope.dtype) for slope in slopes]
+        return None, None, *gradients, *[None] * len(slopes)
 
 
 def jacobian_product(probs: Tensor, g: Tensor) -> Tensor:

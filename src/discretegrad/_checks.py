@@ -8,13 +8,17 @@ read the tensor, which would stall a GPU, so by default they run on the CPU only
 
 import math
 import os
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ._modes import compiling, transforming
 from ._types import Family, Temperature
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # the smallest and largest normal number of the dtype that logits of a dtype are computed in
 _TAU_LIMITS = {
@@ -345,3 +349,331 @@ def check_count(name: str, option: str, value: int) -> None:
         raise TypeError(f"{name}: expected {option} to be an int, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name}: expected {option} of at least 1, got {value}")
+
+
+def check_flag(name: str, option: str, value: object) -> None:
+    """``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected {option} to be True or False, got {value!r}")
+
+
+def check_category_axis(name: str, logits: Tensor) -> None:
+    """Categorical logits have an axis for the categories."""
+    if logits.ndim == 0:
+        raise ValueError(
+            f"{name}: expected logits with a category axis, got a scalar. For 0/1 variables set "
+            'family="bernoulli".'
+        )
+
+
+def check_objective(name: str, f: object) -> None:
+    """``f`` can be called."""
+    if not callable(f):
+        raise TypeError(
+            f"{name}: expected f to be a function from a sample to one loss per batch element, got "
+            f"{type(f).__name__}. Arguments come in the order (logits, f)."
+        )
+
+
+def check_loss(name: str, loss: object, variables: torch.Size) -> None:
+    """What f returned is a real tensor with one loss per batch element."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"{name}: expected f to return a tensor, got {type(loss).__name__}. Convert with "
+            "torch.as_tensor(loss)."
+        )
+    if loss.is_complex():
+        raise TypeError(f"{name}: expected f to return real losses, got dtype {loss.dtype}")
+    if loss.shape != variables[: loss.ndim]:
+        raise ValueError(
+            f"{name}: expected f to return one loss per batch element, a shape that begins "
+            f"{tuple(variables)}, got {tuple(loss.shape)}. Sum f over its other axes."
+        )
+
+
+def check_only_family(name: str, family: object, only: Family, alternatives: str) -> None:
+    """``family`` is the only one that the estimator is defined for."""
+    check_family(name, family)
+    if family != only:
+        raise ValueError(
+            f"{name}: expected family={only!r}, the only one it is defined for, got {family!r}. "
+            f"For that family use {alternatives}."
+        )
+
+
+def check_has_family(
+    name: str, estimator: str, family: Family, families: Sequence[Family], others: Sequence[str]
+) -> None:
+    """The estimator is defined for the family."""
+    if family not in families:
+        raise ValueError(
+            f"{name}: expected an estimator for family={family!r}, got {estimator!r}, which is for "
+            f"{' and '.join(families)} variables only. For this family use one of "
+            f"{', '.join(others)}."
+        )
+
+
+def check_estimator(name: str, estimator: object) -> None:
+    """``estimator`` can be called."""
+    if not callable(estimator):
+        raise TypeError(
+            f"{name}: expected estimator to be a name in discretegrad.ESTIMATORS, a row of it, or "
+            f"a callable, got {type(estimator).__name__}"
+        )
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"{name}: expected an estimator object, got the class {estimator.__name__}. Make one "
+            "once, so that it can learn, and pass that."
+        )
+
+
+def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """All options are options of the estimator."""
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"{name}: expected options among {', '.join(known)}, got {option!r}. Other "
+                "estimators have other options: see discretegrad.ESTIMATORS."
+            )
+
+
+def check_num_samples(name: str, num_samples: int, least: int, alternatives: str) -> None:
+    """``num_samples`` is a whole number that is large enough."""
+    check_count(name, "num_samples", num_samples)
+    if num_samples < least:
+        raise ValueError(
+            f"{name}: expected num_samples of at least {least}, got {num_samples}. "
+            f"With fewer samples use {alternatives}."
+        )
+
+
+def check_pairs(name: str, num_samples: int, alternatives: str) -> None:
+    """``num_samples`` is even."""
+    check_num_samples(name, num_samples, 2, "reinforce, or a sampler such as reinmax")
+    if num_samples % 2:
+        raise ValueError(
+            f"{name}: expected an even num_samples, because samples come in antithetic pairs, got "
+            f"{num_samples}. For an odd number use {alternatives}."
+        )
+
+
+def check_differentiable(name: str, slope: Tensor | None) -> Tensor:
+    """f has a gradient with respect to the sample, which is returned."""
+    if slope is None:
+        raise ValueError(
+            f"{name}: expected f to be differentiable with respect to the sample, but its result "
+            "does not depend on the sample through differentiable operations. Use an estimator "
+            "that needs values of f only: reinforce, leave_one_out, bernoulli.disarm, "
+            "bernoulli.arms or disarm_tree."
+        )
+    return slope
+
+
+def check_coefficient(name: str, option: str, value: object) -> None:
+    """``value`` is a finite number, or a tensor with a single one."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
+            raise ValueError(
+                f"{name}: expected {option} to be a number or a floating-point tensor with one "
+                f"element, got shape {tuple(value.shape)} and dtype {value.dtype}"
+            )
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")
+    elif not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite {option}, got {value}")
+
+
+def check_decay(name: str, decay: object) -> None:
+    """``decay`` is a number in [0, 1)."""
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        raise TypeError(f"{name}: expected decay to be a number, got {type(decay).__name__}")
+    if not 0 <= decay < 1:
+        raise ValueError(f"{name}: expected decay in [0, 1), got {decay}. Try 0.99.")
+
+
+def check_baseline(name: str, baseline: object) -> None:
+    """``baseline`` is None, "self_critical" or a function of the logits."""
+    if baseline is None or baseline == "self_critical" or callable(baseline):
+        return
+    if baseline == "running":
+        raise ValueError(
+            f'{name}: expected baseline None, "self_critical" or a callable, got "running", which '
+            "must remember earlier calls. Make an object that does, once: "
+            'estimator = discretegrad.Reinforce(baseline="running"), and pass it as the estimator.'
+        )
+    raise ValueError(
+        f'{name}: expected baseline None, "running", "self_critical" or a callable, got '
+        f"{baseline!r}"
+    )
+
+
+def check_baseline_value(name: str, value: object, batch_shape: torch.Size) -> None:
+    """A baseline gives one number per batch element, or one for all."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name}: expected the baseline to return a tensor, got {type(value).__name__}"
+        )
+    try:
+        fits = torch.broadcast_shapes(value.shape, batch_shape) == batch_shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name}: expected a baseline that broadcasts to the batch shape "
+            f"{tuple(batch_shape)}, got {tuple(value.shape)}. It gets the logits; reduce it to one "
+            "number per batch element."
+        )
+
+
+def check_control(name: str, control: object, made: str) -> None:
+    """A control variate was given."""
+    if control is None:
+        raise ValueError(
+            f"{name}: expected a control variate, got None. Make it once, so that it can learn: "
+            f"estimator = discretegrad.{made}, give its parameters to an optimiser, and pass it as "
+            "the estimator."
+        )
+    if not callable(control):
+        raise TypeError(
+            f"{name}: expected control to be a function or an nn.Module, got "
+            f"{type(control).__name__}"
+        )
+
+
+def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
+    """A control variate gives one number per sample and batch element."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name}: expected the control variate to return a tensor, got {type(value).__name__}"
+        )
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(
+            f"{name}: expected the control variate to return one number per sample and batch "
+            f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
+            "of leading axes."
+        )
+
+
+def check_tree(name: str, tree: object) -> None:
+    """``tree`` names one of the two trees."""
+    if tree not in ("balanced", "stick_breaking"):
+        raise ValueError(
+            f'{name}: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
+        )
+
+
+def check_not_empty(name: str, logits: Tensor) -> None:
+    """There is something to estimate."""
+    if logits.numel() == 0:
+        raise ValueError(
+            f"{name}: expected logits with at least one element, got shape {tuple(logits.shape)}"
+        )
+
+
+def check_draws(name: str, draws: int) -> None:
+    """There are enough draws for a variance."""
+    if draws < 2:
+        raise ValueError(f"{name}: expected at least 2 draws, to see a variance, got {draws}")
+
+
+def check_estimators(name: str, estimators: object) -> None:
+    """Several estimators, in a sequence or by label."""
+    if isinstance(estimators, str) or not isinstance(estimators, (Sequence, Mapping)):
+        raise TypeError(
+            f"{name}: expected estimators to be a list of names and objects, or a mapping from "
+            f"labels to them, got {estimators!r}. Put a single one into a list."
+        )
+    if not estimators:
+        raise ValueError(
+            f"{name}: expected at least one estimator, got none. Leave estimators out to measure "
+            "all that are registered."
+        )
+
+
+def check_candidate(name: str, estimator: object, known: bool, options: object) -> None:
+    """An estimator (``known`` by name or row, or callable) with a dictionary of options."""
+    if not (known or callable(estimator)):
+        raise TypeError(
+            f"{name}: expected an estimator to be a name, a registry row, an object that can be "
+            f"called or a pair of such with a dictionary of options, got {estimator!r}. To give "
+            'options to a single estimator, write [("reinmax", {"tau": 1.3})].'
+        )
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"{name}: expected the options of an estimator as a dictionary, got {options!r}"
+        )
+
+
+def check_estimate(label: str, values: object, shape: Sequence[int]) -> Tensor:
+    """What an estimator object returned: a value per batch element, with a gradient."""
+    if not isinstance(values, Tensor) or tuple(values.shape) != tuple(shape):
+        came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"{label}: expected the estimator to return one value per batch element, shape "
+            f"{tuple(shape)}, got {came}"
+        )
+    if not values.requires_grad:
+        raise ValueError(
+            f"{label}: expected a result that depends on the logits through differentiable "
+            "operations, got a constant. If f has no gradient, use an estimator that needs its "
+            "values only."
+        )
+    return values
+
+
+def check_reference(name: str, reference: Tensor, logits: Tensor) -> None:
+    """A gradient of the logits that can be compared with."""
+    if reference.shape != logits.shape or not reference.is_floating_point():
+        raise ValueError(
+            f"{name}: expected a reference gradient of the logits' shape {tuple(logits.shape)}, "
+            f"got shape {tuple(reference.shape)} and dtype {reference.dtype}"
+        )
+    if reference.device != logits.device:
+        raise ValueError(
+            f"{name}: expected a reference gradient on the logits' device {logits.device}, got "
+            f"one on {reference.device}"
+        )
+    if not reference.isfinite().all():
+        raise ValueError(f"{name}: expected a finite reference gradient, got NaN or inf")
+
+
+def check_unbiased(name: str, estimator: str, unbiased: bool, known: Sequence[str]) -> None:
+    """A long run of the estimator tends to the true gradient."""
+    if not unbiased:
+        raise ValueError(
+            f"{name}: expected an unbiased estimator as the reference ({', '.join(known)}), got "
+            f"{estimator!r}"
+        )
+
+
+def check_finite_reference(name: str, label: str, finite: int, draws: int) -> None:
+    """Every draw of the reference is finite."""
+    if finite < draws:
+        raise ValueError(
+            f"{name}: expected finite draws of the reference {label}, got {draws - finite} of "
+            f"{draws} with NaN or inf. Check f, or pass another reference."
+        )
+
+
+def check_key(name: str, by: object, keys: Sequence[str]) -> None:
+    """``by`` names something that rows can be compared by."""
+    if by not in keys:
+        raise ValueError(f"{name}: expected by to be one of {tuple(keys)}, got {by!r}")
+
+
+def check_comparable(name: str, by: str, count: int, reasons: str) -> None:
+    """Some row has the number."""
+    if count == 0:
+        raise ValueError(f"{name}: expected a row with a number for {by!r}, got none. {reasons}")
+
+
+def check_matplotlib(name: str) -> "type[Figure]":
+    """matplotlib is installed; its figure is returned."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name}: expected matplotlib for the plot, and it is not installed. Install it with "
+            "pip install discretegrad[lab]."
+        ) from error
+    return Figure

@@ -56,6 +56,14 @@ def given_value(name: str, bits: Bits, value: Tensor) -> Tensor:
     return value != 0
 
 
+def draw_uniform(
+    name: str, shape: Sequence[int], logits: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Uniform numbers in [0, 1), for the device of the logits."""
+    check_generator(name, generator, logits)
+    return _uniform(shape, _widest(logits.device), logits.device, generator)
+
+
 def draw_exponential(rows: Rows, generator: torch.Generator | None) -> Tensor:
     """Standard exponential noise of the shape of the probabilities, positive and finite."""
     # not Tensor.exponential_: in place it cannot run under vmap, and it may return 0

@@ -33,6 +33,14 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.where(x < 0, small, 1.0) / (1 + small)
 
 
+def sigmoid_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``sigmoid(x)`` and ``sigmoid(-x)``, with one exponential for both."""
+    small = (-x.abs()).exp()
+    likely, unlikely = 1 / (1 + small), small / (1 + small)
+    negative = x < 0
+    return torch.where(negative, unlikely, likely), torch.where(negative, likely, unlikely)
+
+
 def divide_finite(x: Tensor, tau: Temperature) -> Tensor:
     """``x / tau``, where an infinite x stays as it is and gives tau no gradient (not NaN)."""
     infinite = x.isinf()

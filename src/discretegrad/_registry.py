@@ -5,18 +5,25 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import bernoulli
 from ._types import Family
+from .estimators.disarm_tree import disarm_tree
+from .estimators.exact import exact
 from .estimators.gapped import gapped, gapped_at
 from .estimators.gumbel_rao import gumbel_rao, gumbel_rao_at
 from .estimators.gumbel_softmax import gumbel_softmax, gumbel_softmax_at
+from .estimators.leave_one_out import leave_one_out
 from .estimators.mean_baseline import mean_baseline, mean_baseline_at
+from .estimators.muprop import MuProp, muprop
+from .estimators.rebar import Rebar, rebar
+from .estimators.reinforce import Reinforce, reinforce
 from .estimators.reinmax import reinmax, reinmax_at
+from .estimators.relax import Relax, relax
 from .estimators.straight_through import straight_through, straight_through_at
 
-Sampler = Callable[..., Tensor]
+Function = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,24 +34,23 @@ class Estimator:
     """Registry key, function name and file name."""
     label: str
     """How papers write it."""
-    kind: Literal["sampler"]
-    """A sampler turns logits into a sample that carries a gradient."""
-    functions: Mapping[Family, Sampler]
-    """The sampler of each family."""
-    functions_at: Mapping[Family, Sampler]
-    """The deterministic half of each, for a given draw."""
+    kind: Literal["sampler", "score"]
+    """A sampler turns logits into a sample that carries a gradient; a score-function estimator
+    takes logits and f, and returns the mean of f with a gradient."""
+    functions: Mapping[Family, Function]
+    """The function of each family."""
+    functions_at: Mapping[Family, Function]
+    """For samplers, the deterministic half of each, for a given draw."""
     noise: bool
     """Whether the draw includes noise besides the category, which ``_at`` then takes too."""
     unbiased: bool
     """Whether the expected gradient is the true one for every f."""
-    exact_for: Literal["linear", "quadratic", "nothing"]
-    """The functions of each variable for which it is exact at tau 1."""
+    exact_for: Literal["linear", "quadratic", "nothing", "everything"]
+    """The functions of each variable for which its mean is exact, for samplers at tau 1."""
     bias: str
     """The bias in words."""
-    evaluations: int
-    """Evaluations of f for one gradient."""
-    needs_grad_f: bool
-    """Whether it needs the gradient of f."""
+    evaluations: int | None
+    """Evaluations of f for each sample; None stands for all joint outcomes."""
     temperature: str
     """Sensible temperatures."""
     reference: str
@@ -53,6 +59,16 @@ class Estimator:
     """Citation."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Its own keyword arguments with their defaults."""
+    min_samples: int = 1
+    """The least number of samples."""
+    extra_evaluations: int = 0
+    """Evaluations of f besides, whatever the number of samples."""
+    slopes: int = 0
+    """Evaluations of the gradient of f with respect to the sample, for each sample."""
+    extra_slopes: int = 0
+    """The same, whatever the number of samples."""
+    module: type[nn.Module] | None = None
+    """The estimator object that keeps what it learns, if it can learn."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Estimator":
         return self  # immutable, and so is all it holds
@@ -61,13 +77,34 @@ class Estimator:
         return get, (self.name,)
 
     @property
+    def needs_grad_f(self) -> bool:
+        """Whether it needs the gradient of f with respect to the sample."""
+        return self.slopes + self.extra_slopes > 0
+
+    def cost(self, num_samples: int) -> tuple[int, int] | None:
+        """Evaluations of f and of its gradient with respect to the sample for one estimate.
+
+        None if f is evaluated at all joint outcomes. Learning a temperature needs further
+        derivatives of f, and the self-critical baseline one more evaluation.
+        """
+        if self.evaluations is None:
+            return None
+        return (
+            self.evaluations * num_samples + self.extra_evaluations,
+            self.slopes * num_samples + self.extra_slopes,
+        )
+
+    @property
     def families(self) -> tuple[Family, ...]:
         """The kinds of variable it works on."""
         return tuple(self.functions)
 
 
-def _families(categorical: Sampler, bits: Sampler) -> Mapping[Family, Sampler]:
+def _families(categorical: Function, bits: Function) -> Mapping[Family, Function]:
     return MappingProxyType({"categorical": categorical, "bernoulli": bits})
+
+
+_NONE: Mapping[Family, Function] = MappingProxyType({})
 
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
@@ -85,7 +122,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="quadratic",
                 bias="second order: none for quadratic f at tau 1",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="1 (exactness) to 1.5 (smoothness)",
                 reference="Liu et al. 2023, arXiv:2304.08612",
                 bibtex="""@inproceedings{liu2023bridging,
@@ -108,7 +145,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="linear",
                 bias="first order: none for linear f at tau 1",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="1 to 2",
                 reference="Bengio et al. 2013, arXiv:1308.3432",
                 bibtex="""@article{bengio2013estimating,
@@ -130,7 +167,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="nothing",
                 bias="falls with tau, while the variance rises",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="0.1 to 1, tuned",
                 reference="Jang et al. 2017, arXiv:1611.01144",
                 bibtex="""@inproceedings{jang2017categorical,
@@ -154,7 +191,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="nothing",
                 bias="that of gumbel_softmax; tends to reinmax as tau goes to 0",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="0.1 to 1, tuned",
                 reference="Paulus et al. 2021, arXiv:2010.04838",
                 bibtex="""@inproceedings{paulus2021rao,
@@ -178,7 +215,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="nothing",
                 bias="depends on the gap; no noise beyond the draw",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="0.1 to 1, tuned",
                 reference="Fan et al. 2022, arXiv:2206.07235",
                 bibtex="""@inproceedings{fan2022training,
@@ -202,7 +239,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 exact_for="quadratic",
                 bias="second order: none for quadratic f at tau 1; high variance when peaked",
                 evaluations=1,
-                needs_grad_f=True,
+                slopes=1,
                 temperature="1",
                 reference="Liu et al. 2023, arXiv:2304.08612, section 4.1; Gregor et al. 2014",
                 bibtex="""@inproceedings{gregor2014deep,
@@ -215,6 +252,277 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   archivePrefix = {arXiv},
 }""",
                 options=MappingProxyType({"order": 2, "as_released": False}),
+            ),
+            Estimator(
+                name="reinforce",
+                label="REINFORCE",
+                kind="score",
+                functions=_families(reinforce, reinforce),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Williams 1992",
+                bibtex="""@article{williams1992simple,
+  title   = {Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
+             Learning},
+  author  = {Williams, Ronald J.},
+  journal = {Machine Learning},
+  volume  = {8},
+  pages   = {229--256},
+  year    = {1992},
+}""",
+                options=MappingProxyType({"baseline": None}),
+                module=Reinforce,
+            ),
+            Estimator(
+                name="leave_one_out",
+                label="RLOO",
+                kind="score",
+                functions=_families(leave_one_out, leave_one_out),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Kool et al. 2019",
+                bibtex="""@inproceedings{kool2019buy,
+  title     = {Buy 4 {REINFORCE} Samples, Get a Baseline for Free!},
+  author    = {Kool, Wouter and van Hoof, Herke and Welling, Max},
+  booktitle = {ICLR Workshop on Deep Reinforcement Learning Meets Structured Prediction},
+  year      = {2019},
+}""",
+                min_samples=2,
+            ),
+            Estimator(
+                name="disarm",
+                label="DisARM",
+                kind="score",
+                functions=MappingProxyType({"bernoulli": bernoulli.disarm}),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Dong et al. 2020, arXiv:2006.10680",
+                bibtex="""@inproceedings{dong2020disarm,
+  title     = {{DisARM}: An Antithetic Gradient Estimator for Binary Latent Variables},
+  author    = {Dong, Zhe and Mnih, Andriy and Tucker, George},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2020},
+  eprint    = {2006.10680},
+  archivePrefix = {arXiv},
+}""",
+                min_samples=2,
+            ),
+            Estimator(
+                name="arms",
+                label="ARMS",
+                kind="score",
+                functions=MappingProxyType({"bernoulli": bernoulli.arms}),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Dimitriev and Zhou 2021, arXiv:2105.14141",
+                bibtex="""@inproceedings{dimitriev2021arms,
+  title     = {{ARMS}: Antithetic-{REINFORCE}-Multi-Sample Gradient for Binary Variables},
+  author    = {Dimitriev, Aleksandar and Zhou, Mingyuan},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2021},
+  eprint    = {2105.14141},
+  archivePrefix = {arXiv},
+}""",
+                min_samples=2,
+            ),
+            Estimator(
+                name="disarm_tree",
+                label="DisARM-Tree",
+                kind="score",
+                functions=MappingProxyType({"categorical": disarm_tree}),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Dong et al. 2021, arXiv:2106.08056",
+                bibtex="""@inproceedings{dong2021coupled,
+  title     = {Coupled Gradient Estimators for Discrete Latent Variables},
+  author    = {Dong, Zhe and Mnih, Andriy and Tucker, George},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2021},
+  eprint    = {2106.08056},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType({"tree": "balanced"}),
+                min_samples=2,
+            ),
+            Estimator(
+                name="muprop",
+                label="MuProp",
+                kind="score",
+                functions=_families(muprop, muprop),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Gu et al. 2016, arXiv:1511.05176",
+                bibtex="""@inproceedings{gu2016muprop,
+  title     = {{MuProp}: Unbiased Backpropagation for Stochastic Neural Networks},
+  author    = {Gu, Shixiang and Levine, Sergey and Sutskever, Ilya and Mnih, Andriy},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2016},
+  eprint    = {1511.05176},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType({"offset": 1.0, "slope": 1.0}),
+                extra_evaluations=1,
+                extra_slopes=1,
+                module=MuProp,
+            ),
+            Estimator(
+                name="double_cv",
+                label="Double CV",
+                kind="score",
+                functions=MappingProxyType({"bernoulli": bernoulli.double_cv}),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Titsias and Shi 2022, arXiv:2111.05300",
+                bibtex="""@inproceedings{titsias2022double,
+  title     = {Double Control Variates for Gradient Estimation in Discrete Latent Variable Models},
+  author    = {Titsias, Michalis K. and Shi, Jiaxin},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2022},
+  eprint    = {2111.05300},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType({"alpha": -1.0}),
+                min_samples=2,
+                slopes=1,
+                module=bernoulli.DoubleCV,
+            ),
+            Estimator(
+                name="rodeo",
+                label="RODEO",
+                kind="score",
+                functions=MappingProxyType({"bernoulli": bernoulli.rodeo}),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=1,
+                temperature="none",
+                reference="Shi et al. 2022, arXiv:2202.09497",
+                bibtex="""@inproceedings{shi2022gradient,
+  title     = {Gradient Estimation with Discrete {S}tein Operators},
+  author    = {Shi, Jiaxin and Zhou, Yuhao and Hwang, Jessica and Titsias, Michalis and
+               Mackey, Lester},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2022},
+  eprint    = {2202.09497},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType({"control": None, "alpha": 0.0, "beta": 0.0}),
+                min_samples=2,
+                slopes=1,
+                module=bernoulli.Rodeo,
+            ),
+            Estimator(
+                name="rebar",
+                label="REBAR",
+                kind="score",
+                functions=_families(rebar, rebar),
+                functions_at=_NONE,
+                noise=True,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=2,
+                temperature="0.1 to 1, or learned; changes the variance only",
+                reference="Tucker et al. 2017, arXiv:1703.07370",
+                bibtex="""@inproceedings{tucker2017rebar,
+  title     = {{REBAR}: Low-variance, unbiased gradient estimates for discrete latent variable
+               models},
+  author    = {Tucker, George and Mnih, Andriy and Maddison, Chris J. and Lawson, Dieterich and
+               Sohl-Dickstein, Jascha},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017},
+  eprint    = {1703.07370},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType({"tau": 0.5, "scale": 1.0, "tied": True}),
+                slopes=1,
+                module=Rebar,
+            ),
+            Estimator(
+                name="relax",
+                label="RELAX",
+                kind="score",
+                functions=_families(relax, relax),
+                functions_at=_NONE,
+                noise=True,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=3,
+                temperature="0.1 to 1, or learned; changes the variance only",
+                reference="Grathwohl et al. 2018, arXiv:1711.00123",
+                bibtex="""@inproceedings{grathwohl2018backpropagation,
+  title     = {Backpropagation through the Void: Optimizing control variates for black-box gradient
+               estimation},
+  author    = {Grathwohl, Will and Choi, Dami and Wu, Yuhuai and Roeder, Geoffrey and
+               Duvenaud, David},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018},
+  eprint    = {1711.00123},
+  archivePrefix = {arXiv},
+}""",
+                options=MappingProxyType(
+                    {"control": None, "tau": 0.5, "scale": 1.0, "tied": False}
+                ),
+                slopes=2,
+                module=Relax,
+            ),
+            Estimator(
+                name="exact",
+                label="exact",
+                kind="score",
+                functions=_families(exact, exact),
+                functions_at=_NONE,
+                noise=False,
+                unbiased=True,
+                exact_for="everything",
+                bias="none",
+                evaluations=None,
+                temperature="none",
+                reference="this library",
+                bibtex="""@software{discretegrad,
+  title  = {discretegrad: gradients through discrete random variables},
+  author = {{The discretegrad developers}},
+  year   = {2026},
+}""",
+                options=MappingProxyType({"max_outcomes": 2**16, "chunk_size": 256}),
             ),
         )
     }

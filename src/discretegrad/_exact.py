@@ -22,10 +22,11 @@ from ._checks import (
     check_mask,
     check_rows,
 )
+from ._modes import transforming
 from ._rows import compute_dtype
 from ._types import Family, Objective
 
-_MAX_OUTCOMES = 2**16
+MAX_OUTCOMES = 2**16
 
 
 def exact_expectation(
@@ -34,7 +35,7 @@ def exact_expectation(
     *,
     family: Family = "categorical",
     mask: Tensor | None = None,
-    max_outcomes: int = _MAX_OUTCOMES,
+    max_outcomes: int = MAX_OUTCOMES,
     chunk_size: int = 256,
     vectorize: bool = True,
 ) -> Tensor:
@@ -51,7 +52,7 @@ def exact_expectation(
         mask: Boolean, broadcasts to ``logits``, True where a category (or the value 1) is allowed.
         max_outcomes: Most joint outcomes to enumerate, n to the power L; raise it if you can wait.
         chunk_size: Outcomes evaluated at once. Memory grows with it and not with the number of
-            outcomes: with gradients, f runs again in backward.
+            outcomes: with gradients, f runs again in backward. (Not in ``torch.func`` transforms.)
         vectorize: Evaluate a chunk with ``torch.vmap``. Set it to False for an f that vmap cannot
             trace (``.item()``, data-dependent branches): f then runs once per outcome.
 
@@ -72,7 +73,8 @@ def exact_expectation(
     problem = _problem("exact_expectation", logits, f, family, mask, max_outcomes, chunk_size)
     total = problem.logits.new_zeros(problem.batch_shape)
     for first, last in _chunks(problem, chunk_size):
-        if torch.is_grad_enabled():
+        # torch.func cannot differentiate through a checkpoint
+        if torch.is_grad_enabled() and not transforming():
             part = checkpoint(
                 _weighted_sum, problem, first, last, f, vectorize, use_reentrant=False
             )
@@ -88,7 +90,7 @@ def exact_gradient(
     *,
     family: Family = "categorical",
     mask: Tensor | None = None,
-    max_outcomes: int = _MAX_OUTCOMES,
+    max_outcomes: int = MAX_OUTCOMES,
     chunk_size: int = 256,
     vectorize: bool = True,
 ) -> Tensor:
