@@ -1,0 +1,1029 @@
+"""``diagnose``: its numbers, what it leaves untouched, and what it shows.
+
+Every test is seeded, so it always gives the same answer. Had the seeds been random, a right
+library would fail somewhere in this file with a chance of at most FAMILY_WISE: each p-value is
+held against LEVEL = FAMILY_WISE / P_VALUES (Bonferroni), where P_VALUES is more than all tests
+together compute. The exceptions, where ``bias_detected`` itself is tested, are said there.
+"""
+
+import json
+import math
+import sys
+import typing
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import discretegrad
+import oracles
+from cases import normal, seeded
+from discretegrad import (
+    ESTIMATORS,
+    Diagnosis,
+    DiagnosisRow,
+    _diagnostics,
+    _moments,
+    diagnose,
+    expectation,
+)
+
+FAMILY_WISE = 1e-6
+P_VALUES = 100
+LEVEL = FAMILY_WISE / P_VALUES
+# a standard error from 32 groups has 31 degrees of freedom
+LIMIT = stats.t.isf(LEVEL / 2, 31)
+
+# the same numbers, summed in another order
+TOLERANCE = {"rel": 1e-9, "abs": 1e-12}
+# numbers of the order of 1, from float32 and from float64 on the same draws
+SINGLE = {"rel": 1e-3, "abs": 1e-4}
+
+FAMILIES = ("categorical", "bernoulli")
+SHAPES = {"categorical": (2, 3, 3), "bernoulli": (2, 4)}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """One call each instead of several, for tests that diagnose often."""
+    monkeypatch.setattr(_diagnostics, "_WARM_UPS", 0)
+    monkeypatch.setattr(_diagnostics, "_TIMED_CALLS", 1)
+
+
+def objective(name, family):
+    variables = SHAPES[family][1]
+    return oracles.objectives(variables, 3 if family == "categorical" else None)[name]
+
+
+def logits_of(family, dtype=torch.float64):
+    return normal(*SHAPES[family], seed=3, dtype=dtype)
+
+
+def indicator(z):
+    """Not differentiable, and whole numbers: whether the first variable has its first value."""
+    return (z[..., 0, 0] > 0.5).long()
+
+
+def approx(x, tolerance=TOLERANCE):
+    return pytest.approx(float(x), **tolerance)
+
+
+# the numbers
+
+
+def plain_gradients(f, logits, name, family, draws, **options):
+    """One call and one backward after the other."""
+    generator, found = seeded(5), []
+    for _ in range(draws):
+        leaf = logits.clone().requires_grad_()
+        value = expectation(leaf, f, name, family=family, generator=generator, **options)
+        found.append(torch.autograd.grad(value.sum(), leaf)[0])
+    return torch.stack(found)
+
+
+def plain_measures(gradients, truth):
+    """Bias, variance, error and cosine of the mean, as one would write them down."""
+    draws, mean = len(gradients), gradients.mean(0)
+    variance = gradients.flatten(1).var(0).sum()
+    bias_squared = (mean - truth).square().sum() - variance / draws
+    cosine = torch.cosine_similarity(mean.flatten(1), truth.flatten(1)).mean()
+    return torch.stack([variance, bias_squared, variance + bias_squared, cosine])
+
+
+def plain_standard_errors(gradients, truth):
+    """The jackknife, recomputed from all gradients but those of one group."""
+    groups = torch.arange(len(gradients)) % 32
+    left = torch.stack([plain_measures(gradients[groups != g], truth) for g in range(32)])
+    return (31 / 32 * (left - left.mean(0)).square().sum(0)).sqrt()
+
+
+@every_family
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("straight_through", {}),
+        ("reinmax", {"tau": 1.3}),
+        ("gumbel_softmax", {"num_samples": 2}),
+        ("leave_one_out", {"num_samples": 3}),
+        ("muprop", {"num_samples": 1}),
+    ],
+)
+def test_equals_a_plain_loop(name, options, family, untimed):
+    # with one draw at a time the random numbers come in the order of the loop
+    draws, f, logits = 70, objective("cubic", family), logits_of(family)
+    row = diagnose(
+        f,
+        logits,
+        [(name, options)],
+        num_draws=draws,
+        family=family,
+        generator=seeded(5),
+        chunk_size=1,
+    ).rows[0]
+    truth = discretegrad.exact_gradient(logits, f, family=family)
+    gradients = plain_gradients(f, logits, name, family, draws, **options)
+    variance, bias_squared, _, of_mean = plain_measures(gradients, truth)
+    assert row.variance == approx(variance)
+    assert row.bias_squared == approx(bias_squared.clamp_min(0))
+    assert row.mse == approx(variance + bias_squared.clamp_min(0))
+    assert row.cosine_of_mean == approx(of_mean)
+    errors = plain_standard_errors(gradients, truth)
+    assert row.variance_standard_error == approx(errors[0])
+    assert row.bias_squared_standard_error == approx(errors[1])
+    assert row.mse_standard_error == approx(errors[2])
+    assert row.cosine_of_mean_standard_error == approx(errors[3])
+    cosines = torch.cosine_similarity(gradients.flatten(2), truth.flatten(1), dim=-1).mean(1)
+    assert row.cosine == approx(cosines.mean())
+    assert row.cosine_standard_error == approx(cosines.std() / math.sqrt(draws))
+    assert (row.draws, row.nonfinite, row.status) == (draws, 0, "ok")
+
+
+def enumerated(name, f, logits):
+    """Squared bias and variance of a sampler without noise, over all outcomes of each element."""
+    bias_squared = variance = 0.0
+    for element in logits:
+        row = ESTIMATORS[name]
+        truth = discretegrad.exact_gradient(element, f)
+
+        def sample_at(copies, index, row=row):
+            return row.functions_at["categorical"](copies, index)
+
+        mean = oracles.expected_gradient(sample_at, element, f)
+        outcomes = oracles.joint_outcomes(*element.shape)
+        copies = element.expand(len(outcomes), *element.shape).clone().requires_grad_()
+        gradients = torch.autograd.grad(f(sample_at(copies, outcomes)).sum(), copies)[0]
+        probs = element.softmax(-1)[torch.arange(len(element)), outcomes].prod(-1)
+        variance += float(probs @ (gradients - mean).square().sum((-1, -2)))
+        bias_squared += float((mean - truth).square().sum())
+    return bias_squared, variance
+
+
+@pytest.mark.parametrize("name", ["straight_through", "reinmax", "gapped"])
+def test_agrees_with_enumeration(name, untimed):
+    f, logits = objective("exponential", "categorical"), logits_of("categorical")
+    row = diagnose(f, logits, [name], num_draws=4000, generator=seeded(6)).rows[0]
+    bias_squared, variance = enumerated(name, f, logits)
+    assert bias_squared > 0.01
+    assert row.bias_detected
+    assert abs(row.bias_squared - bias_squared) < LIMIT * row.bias_squared_standard_error
+    assert abs(row.variance - variance) < LIMIT * row.variance_standard_error
+    assert abs(row.mse - bias_squared - variance) < LIMIT * row.mse_standard_error
+    # and the errors are small enough to say something
+    assert row.variance_standard_error < 0.1 * variance
+    assert row.bias_standard_error == approx(row.bias_squared_standard_error / 2 / row.bias)
+
+
+@every_family
+def test_where_there_is_no_bias_none_is_found(family, untimed):
+    # a false alarm has a chance of 1e-3 for each estimator; these seeds give none
+    f, logits = objective("quadratic", family), logits_of(family)
+    unbiased = [row.name for row in ESTIMATORS.values() if row.unbiased and family in row.families]
+    names = ["reinmax", *(n for n in unbiased if "control" not in ESTIMATORS[n].options)]
+    assert len(names) > 5
+    result = diagnose(f, logits, names, num_draws=1000, family=family, generator=seeded(9))
+    for row in result.rows:
+        assert row.bias_detected is False, row
+        assert row.bias_p_value > _diagnostics._SIGNIFICANCE
+        assert row.bias_standard_error is None
+        if row.estimator != "exact":
+            # less noise than the mean of the draws has: what is left is an estimate of zero
+            assert row.bias_squared < 3 * row.variance / row.draws
+    straight = diagnose(f, logits, ["straight_through"], family=family, generator=seeded(9))
+    assert straight.rows[0].bias_detected
+
+
+def test_the_exact_estimator_has_no_error():
+    for dtype in (torch.float32, torch.float64):
+        f, logits = objective("cubic", "categorical"), logits_of("categorical", dtype)
+        row = diagnose(f, logits, ["exact"], num_draws=40).rows[0]
+        assert row.mse < torch.finfo(dtype).eps
+        assert row.bias_detected is False
+        assert (row.cosine, row.cosine_of_mean) == (approx(1, SINGLE), approx(1, SINGLE))
+        assert row.evaluations == 27
+
+
+def estimator_with(error, gradient, deviation):
+    """An estimator of known bias and variance."""
+
+    def noisy(logits, f, *, num_samples, family, generator):
+        noise = torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+        return (logits * (gradient + error + deviation * noise)).sum(-1)
+
+    return noisy
+
+
+@pytest.mark.parametrize("long_run", [False, True], ids=["exact", "long run"])
+def test_standard_errors_and_p_values_are_calibrated(long_run, untimed):
+    gradient, deviation = normal(2, 5, seed=1), torch.linspace(0.2, 2, 10).double().view(2, 5)
+    # four times as many draws of twice the deviation: as much noise as in the estimators' means
+    reference = estimator_with(0, gradient, 2 * deviation) if long_run else gradient
+    estimators = {
+        "right": estimator_with(0, gradient, deviation),
+        "wrong": estimator_with(0.2, gradient, deviation),
+    }
+    variance, bias_squared = float(deviation.square().sum()), 10 * 0.2**2
+    generator, repeats = seeded(8), 100
+    found = [
+        diagnose(
+            lambda z: z.sum(-1),
+            torch.zeros(2, 5).double(),
+            estimators,
+            num_draws=320,
+            family="bernoulli",
+            reference=reference,
+            generator=generator,
+        )
+        for _ in range(repeats)
+    ]
+    assert stats.kstest([r["right"].bias_p_value for r in found], "uniform").pvalue > LEVEL
+    # z-values have deviation 1 if standard errors are right
+    for label, name, value in (
+        ("right", "variance", variance),
+        ("wrong", "variance", variance),
+        ("wrong", "bias_squared", bias_squared),
+        ("wrong", "mse", variance + bias_squared),
+    ):
+        rows = [r[label] for r in found]
+        z = [(getattr(row, name) - value) / getattr(row, f"{name}_standard_error") for row in rows]
+        spread = torch.tensor(z).std().item()
+        # the limit of a chi-squared test at LEVEL, for z-values with 31 degrees of freedom
+        slack = stats.norm.isf(LEVEL / 2) / math.sqrt(2 * repeats) * 1.1
+        assert abs(spread / math.sqrt(31 / 29) - 1) < slack, (label, name)
+        assert abs(torch.tensor(z).mean()) < stats.norm.isf(LEVEL / 2) * spread / 10
+    # where there is no bias, little of the noise passes for it: this is what subtracting is for
+    noise = variance / 320 * (2 if long_run else 1)
+    left = sum(r["right"].bias_squared for r in found) / repeats
+    assert left < 0.4 * noise
+
+
+def test_the_mean_over_groups_leaves_no_draw_out(untimed):
+    # 45 draws make groups of one and of two
+    f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
+    gradients = plain_gradients(f, logits, "reinmax", "bernoulli", 45)
+    row = diagnose(
+        f, logits, ["reinmax"], num_draws=45, family="bernoulli", generator=seeded(5)
+    ).rows[0]
+    assert row.variance == approx(gradients.flatten(1).var(0).sum())
+
+
+@every_family
+def test_chunks_change_nothing(family, untimed):
+    # one random number per variable, in the order of the draws: the same for every chunk size
+    f, logits = objective("cubic", family), logits_of(family)
+    first, *others = (
+        diagnose(
+            f,
+            logits,
+            ["straight_through", "reinmax"],
+            num_draws=100,
+            family=family,
+            generator=seeded(1),
+            chunk_size=chunk_size,
+            vectorize=vectorize,
+        )
+        for chunk_size, vectorize in ((None, True), (1, True), (33, True), (33, False))
+    )
+    for other in others:
+        for row, expected in zip(other.rows, first.rows, strict=True):
+            for name in (
+                "bias_squared",
+                "variance",
+                "cosine",
+                "cosine_of_mean",
+                "mse_standard_error",
+            ):
+                assert getattr(row, name) == approx(getattr(expected, name))
+
+
+def test_memory_grows_with_the_chunk_and_not_with_the_draws(untimed, monkeypatch):
+    # a table of constant size, 2.5 MB, which would hide what is looked for
+    monkeypatch.setattr(_moments, "_SIGNS", 10)
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **(keywords or {}))
+            for x in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(x, torch.Tensor):
+                    # what is stored: an expanded tensor is a view
+                    self.size = max(self.size, x.untyped_storage().nbytes())
+            return result
+
+    logits, sizes = normal(5, 4, 3, seed=1), {}
+    for draws, chunk_size in ((2000, 40), (400, 40), (400, 200)):
+        with Largest() as largest:
+            diagnose(
+                lambda z: z.square().sum((-1, -2)),
+                logits,
+                ["reinmax", "leave_one_out"],
+                num_draws=draws,
+                reference=torch.zeros_like(logits),
+                chunk_size=chunk_size,
+            )
+        sizes[draws, chunk_size] = largest.size
+    # leave_one_out holds two samples of each draw
+    assert sizes[2000, 40] == sizes[400, 40] <= 2 * 40 * logits.numel() * 8
+    assert sizes[400, 200] > sizes[400, 40]
+
+
+def test_the_default_chunk_bounds_the_number_of_elements(untimed, monkeypatch):
+    sizes = []
+    true_gradients = _diagnostics._gradients
+
+    def spy(problem, entry, draws, generator):
+        sizes.append(draws * entry.num_samples * problem.logits.numel())
+        return true_gradients(problem, entry, draws, generator)
+
+    monkeypatch.setattr(_diagnostics, "_gradients", spy)
+    monkeypatch.setattr(_diagnostics, "_CHUNK_ELEMENTS", 240)
+    diagnose(lambda z: z.sum((-1, -2)), torch.zeros(3, 4, 2), ["reinmax", "leave_one_out"])
+    assert max(sizes) == 240
+
+
+# the reference
+
+
+def test_a_long_run_agrees_with_the_exact_gradient(untimed):
+    # seen through the exact estimator, whose error is that of the reference
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    arguments = {"num_draws": 50, "reference": "leave_one_out", "reference_draws": 3000}
+    result = diagnose(f, logits, ["exact"], generator=seeded(2), **arguments)
+    assert result.reference == "mean of 3000 draws of leave_one_out K=16"
+    assert result.rows[0].bias_p_value > LEVEL
+    # its stated error is the one that its variance gives
+    single = diagnose(
+        f, logits, [("leave_one_out", {"num_samples": 16})], num_draws=3000, generator=seeded(3)
+    )
+    stated = result.reference_standard_error
+    assert stated == pytest.approx(math.sqrt(single.rows[0].variance / 3000), rel=0.1)
+    assert result.gradient_norm == pytest.approx(single.gradient_norm, abs=LIMIT * stated)
+    assert single.reference_standard_error == 0
+
+
+def test_biases_against_a_long_run_agree_with_those_against_the_exact_gradient(untimed):
+    f, logits = objective("exponential", "categorical"), logits_of("categorical")
+    names = ["straight_through", "gapped"]
+    exact = diagnose(f, logits, names, num_draws=2000, generator=seeded(1))
+    run = diagnose(f, logits, names, num_draws=2000, generator=seeded(1), max_outcomes=26)
+    assert run.reference.startswith("mean of 8000 draws of leave_one_out")
+    for row, other in zip(exact.rows, run.rows, strict=True):
+        assert other.bias_detected
+        difference = abs(row.bias_squared - other.bias_squared)
+        assert difference < LIMIT * other.bias_squared_standard_error
+
+
+def test_the_error_of_the_reference_widens_that_of_the_bias(untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    errors = [
+        diagnose(
+            f,
+            logits,
+            [("straight_through", {"num_samples": 16})],
+            num_draws=1000,
+            generator=seeded(1),
+            reference="leave_one_out",
+            reference_draws=draws,
+        ).rows[0]
+        for draws in (100, 10000)
+    ]
+    assert errors[0].bias_squared_standard_error > 2 * errors[1].bias_squared_standard_error
+
+
+def test_noise_of_the_reference_does_not_count_as_gradient(untimed):
+    noise, generator = estimator_with(0, torch.zeros(2, 5), torch.ones(2, 5)), seeded(3)
+    found = [
+        diagnose(
+            lambda z: z.sum(-1),
+            torch.zeros(2, 5),
+            [noise],
+            num_draws=10,
+            family="bernoulli",
+            reference=noise,
+            generator=generator,
+        )
+        for _ in range(40)
+    ]
+    norms = sum(result.gradient_norm**2 for result in found)
+    assert norms < 0.5 * sum(result.reference_standard_error**2 for result in found)
+
+
+def test_a_wrong_reference_shows():
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+
+    def wrong(logits, f, **arguments):
+        return 1.1 * expectation(logits, f, "leave_one_out", **arguments)
+
+    row = diagnose(f, logits, ["exact"], num_draws=500, reference=wrong, generator=seeded(0)).rows[
+        0
+    ]
+    assert row.bias_detected
+
+
+def test_kinds_of_reference(untimed):
+    f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
+
+    def reference(given, **arguments):
+        arguments = {"family": "bernoulli", "num_draws": 20, "generator": seeded(0), **arguments}
+        return diagnose(f, logits, ["reinmax"], reference=given, **arguments)
+
+    truth = discretegrad.exact_gradient(logits, f, family="bernoulli")
+    exact = reference("exact")
+    assert exact.reference == "exact, 16 joint outcomes enumerated"
+    given = reference(truth)
+    assert given.reference == "a given tensor, taken as exact"
+    assert given.rows[0].mse == exact.rows[0].mse
+    assert given.gradient_norm == approx(truth.norm())
+    assert reference("disarm").reference == "mean of 80 draws of disarm K=16"
+    for item in (("arms", {"num_samples": 4}), (ESTIMATORS["arms"], {"num_samples": 4})):
+        assert reference(item, reference_draws=9).reference == "mean of 9 draws of arms K=4"
+    assert reference(discretegrad.Rebar()).reference == "mean of 80 draws of Rebar K=16"
+    with pytest.raises(ValueError, match="expected at most max_outcomes=3"):
+        reference("exact", max_outcomes=3)
+
+
+def test_a_random_objective_is_not_enumerated():
+    logits = normal(3, 2, 3)
+
+    def f(z):
+        return z.square().sum((-1, -2)) + torch.randn(3)
+
+    assert diagnose(f, logits, ["reinmax"], num_draws=9).reference.startswith("mean of 36 draws")
+
+
+# what it costs
+
+
+@every_family
+def test_counted_evaluations_are_the_registered_ones(family, untimed):
+    f, logits = objective("cubic", family), logits_of(family)
+    result = diagnose(f, logits, num_draws=2, family=family)
+    assert {row.estimator for row in result.rows} == {
+        name
+        for name, row in ESTIMATORS.items()
+        if family in row.families and name not in ("exact", "relax", "rodeo")
+    }
+    for row in result.rows:
+        known, samples = ESTIMATORS[row.estimator], row.num_samples
+        assert samples == known.min_samples
+        assert row.evaluations == known.evaluations * samples + known.extra_evaluations, row.label
+        assert row.slopes == known.slopes * samples + known.extra_slopes, row.label
+
+
+def unregistered(logits, f, *, num_samples, family, generator):
+    return expectation(logits, f, "reinmax", num_samples=2, generator=generator)
+
+
+def in_a_transform(logits, f, *, num_samples, family, generator):
+    return expectation(logits, f, "reinmax", num_samples=2, generator=generator, vectorize=True)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "costs"),
+    [
+        (("reinforce", {"baseline": "self_critical"}), (2, 0)),
+        (("rebar", {"tied": False}), (3, 2)),
+        (("rebar", {"num_samples": 5}), (10, 5)),
+        (("leave_one_out", {"num_samples": 6, "vectorize": True}), (6, 0)),
+        (discretegrad.leave_one_out, (2, 0)),
+        ("exact", (27, 0)),
+        (unregistered, (2, 2)),
+        (in_a_transform, (None, None)),
+    ],
+)
+def test_evaluations_follow_the_options(estimator, costs, untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    row = diagnose(f, logits, [estimator], num_draws=2).rows[0]
+    assert (row.evaluations, row.slopes) == costs
+    assert (row.mse_per_evaluation is None) == (costs[0] is None)
+
+
+def test_seconds_are_the_median_of_training_steps_after_a_warm_up(monkeypatch):
+    clock = {"now": 0.0, "step": 0}
+
+    class Time:
+        @staticmethod
+        def perf_counter():
+            clock["step"] += 1
+            return clock["now"]
+
+    def f(z):
+        # the first of the timed calls are slow, and so is one of the others
+        clock["now"] += {1: 50.0, 3: 50.0, 7: 9.0}.get(clock["step"], 0.25)
+        return (z - 0.3).square().sum((-1, -2))
+
+    monkeypatch.setattr(_diagnostics, "time", Time)
+    for name, seconds in (("reinmax", 0.25), (("leave_one_out", {"num_samples": 4}), 1.0)):
+        clock["step"] = 0
+        row = diagnose(f, torch.zeros(3, 2, 2), [name], num_draws=50, vectorize=False).rows[0]
+        assert row.seconds == approx(seconds)
+        assert clock["step"] == 2 * (_diagnostics._WARM_UPS + _diagnostics._TIMED_CALLS)
+
+
+def test_a_timed_step_includes_the_gradient_of_the_model():
+    weight, passed = nn.Parameter(torch.ones(2)), []
+    weight.register_hook(passed.append)
+    diagnose(lambda z: (z * weight).sum((-1, -2)), torch.zeros(3, 2, 2), ["reinmax"], num_draws=2)
+    assert len(passed) == _diagnostics._WARM_UPS + _diagnostics._TIMED_CALLS
+    assert weight.grad is None
+
+
+def test_what_a_budget_buys():
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    names = ["straight_through", ("straight_through", {"num_samples": 4}), "leave_one_out"]
+    result = diagnose(f, logits, names, generator=seeded(1))
+    one, four, unbiased = result.rows
+    assert four.mse_per_second == approx(four.bias_squared + four.variance * four.seconds)
+    assert four.mse_per_evaluation == approx(four.bias_squared + 4 * four.variance)
+    # averaging four buys what four evaluations buy, and no less bias
+    assert four.mse_per_evaluation == pytest.approx(one.mse_per_evaluation, rel=0.1)
+    assert four.bias == pytest.approx(one.bias, rel=0.1)
+    # a bias that may be zero is none of what lasts
+    assert unbiased.bias_detected is False
+    assert unbiased.mse_per_evaluation == approx(2 * unbiased.variance)
+    for row in result.rows:
+        assert row.relative_bias == approx(row.bias / result.gradient_norm)
+        assert row.relative_deviation == approx(math.sqrt(row.variance) / result.gradient_norm)
+        assert row.relative_mse == approx(row.mse / result.gradient_norm**2)
+        assert row.bias == approx(math.sqrt(row.bias_squared))
+        bound = row.bias_squared + 2 * row.bias_squared_standard_error
+        assert row.bias_bound == approx(math.sqrt(bound))
+
+
+# what it leaves untouched
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+
+    def forward(self, z):
+        return self.layers(z).squeeze(-1)
+
+
+def test_nothing_of_the_user_is_touched():
+    torch.manual_seed(0)
+    f = Decoder()
+    logits = nn.Parameter(logits_of("bernoulli"))
+    logits.grad = torch.ones_like(logits)
+    control = discretegrad.ControlNetwork(4).double()
+    running = discretegrad.Reinforce("running")
+    expectation(logits, f, running, family="bernoulli")
+    baseline = nn.Sequential(nn.Linear(4, 1), nn.Flatten(-2)).double()
+    modules = [f, running, discretegrad.Relax(control), discretegrad.Rebar(), control, baseline]
+    states = [{k: v.clone() for k, v in m.state_dict().items()} for m in modules]
+    before, now = logits.detach().clone(), torch.get_rng_state()
+    result = diagnose(
+        f,
+        logits,
+        ["reinmax", *modules[1:4], ("relax", {"control": control})],
+        num_draws=64,
+        family="bernoulli",
+        generator=seeded(0),
+    )
+    assert [row.status for row in result.rows] == ["ok"] * 5
+    assert torch.equal(torch.get_rng_state(), now)
+    assert torch.equal(logits, before)
+    assert torch.equal(logits.grad, torch.ones_like(logits))
+    assert int(running.steps) == 1
+    for module, state in zip(modules, states, strict=True):
+        assert module.training
+        assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
+        assert all(p.grad is None and p.requires_grad for p in module.parameters())
+
+
+class Remembering(nn.Module):
+    """A control variate, or an estimator, that remembers how it was called."""
+
+    modes: typing.ClassVar = set()
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, z, f=None, **arguments):
+        self.modes.add(self.training)
+        self.calls += 1
+        return z.sum(-1) if f is None else expectation(z, f, **arguments)
+
+
+@pytest.mark.parametrize("role", ["estimator", "option"])
+def test_modules_are_copied_and_evaluated(role, untimed):
+    module = Remembering()
+    module.modes.clear()
+    estimator = module if role == "estimator" else ("relax", {"control": module})
+    f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
+    row = diagnose(f, logits, [estimator], num_draws=5, family="bernoulli").rows[0]
+    assert row.status == "ok"
+    assert module.modes == {False}
+    assert int(module.calls) == 0
+    assert module.training
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(mode, untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    expected = diagnose(f, logits, ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
+    with mode():
+        row = diagnose(f, logits.clone(), ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
+        assert not torch.is_grad_enabled()
+    assert row.mse == expected.mse
+
+
+def measured(row):
+    """A row without what depends on the clock."""
+    return {k: v for k, v in vars(row).items() if k not in ("seconds", "mse_per_second")}
+
+
+@pytest.mark.parametrize("reference", ["auto", "leave_one_out"])
+def test_a_row_depends_on_the_seed_and_not_on_its_neighbours(reference, untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+
+    def result(names, generator):
+        return diagnose(f, logits, names, num_draws=40, generator=generator, reference=reference)
+
+    generator = seeded(4)
+    first = result(["gumbel_softmax", "leave_one_out", "reinmax"], generator)
+    alone = result(["reinmax"], seeded(4))
+    assert measured(alone.rows[0]) == measured(first.rows[2])
+    # and the generator moves on
+    assert result(["reinmax"], generator).rows[0].mse != alone.rows[0].mse
+
+
+# what it is given
+
+
+def test_labels(untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    result = diagnose(
+        f,
+        logits,
+        [
+            "reinmax",
+            ("reinmax", {"tau": 1.3}),
+            ("reinmax", {"tau": torch.ones(2, 3, 1)}),
+            ESTIMATORS["leave_one_out"],
+            ("leave_one_out", {"num_samples": 4}),
+            "reinmax",
+            unregistered,
+            discretegrad.Reinforce(),
+        ],
+        num_draws=2,
+    )
+    assert [row.label for row in result.rows] == [
+        "reinmax",
+        "reinmax tau=1.3",
+        "reinmax tau=tensor(2, 3, 1)",
+        "leave_one_out K=2",
+        "leave_one_out K=4",
+        "reinmax #2",
+        "unregistered",
+        "Reinforce",
+    ]
+    assert [row.status for row in result.rows] == ["ok"] * 8
+    named = diagnose(f, logits, {"cold": ("reinmax", {"tau": 0.5}), "rloo": "leave_one_out"})
+    assert [row.label for row in named.rows] == ["cold", "rloo"]
+    assert named["cold"].options == {"tau": 0.5}
+    assert named["cold"].estimator == "reinmax"
+
+
+def test_samples_for_all_and_for_one(untimed):
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    names = ["reinmax", ("leave_one_out", {"num_samples": 3}), "disarm_tree"]
+    result = diagnose(f, logits, names, num_samples=5, num_draws=2)
+    assert [row.num_samples for row in result.rows] == [5, 3, 5]
+    assert result.rows[2].status.startswith("not applicable: disarm_tree: expected an even")
+
+
+@every_family
+def test_masks(family, untimed):
+    f, logits = objective("cubic", family), logits_of(family)
+    mask = torch.ones(SHAPES[family][1:], dtype=torch.bool)
+    mask.view(-1)[1] = False
+    arguments = {"num_draws": 40, "family": family}
+    masked = diagnose(f, logits, mask=mask, generator=seeded(0), **arguments)
+    excluded = diagnose(f, logits.masked_fill(~mask, -math.inf), generator=seeded(0), **arguments)
+    assert masked.gradient_norm == excluded.gradient_norm
+    for row, other in zip(masked.rows, excluded.rows, strict=True):
+        assert (row.status, row.nonfinite) == ("ok", 0)
+        assert row.mse == approx(other.mse)
+
+
+def test_shapes_without_a_batch_and_without_latents(untimed):
+    for shape in ((), (3,)):
+        logits = normal(*shape, seed=1)
+        result = diagnose(lambda z: (z - 0.3) ** 3, logits, num_draws=50, family="bernoulli")
+        assert result.batch_shape == shape
+        assert all(row.status == "ok" for row in result.rows)
+    single = diagnose(lambda z: z[0] * z[1], normal(2), ["reinmax"], family="bernoulli")
+    assert single.batch_shape == ()
+    assert single["reinmax"].bias_detected is False
+
+
+def test_an_objective_that_vmap_cannot_trace(untimed):
+    def f(z):
+        return z.sum((-1, -2)) if z.sum().item() > 0 else -z.sum((-1, -2))
+
+    with pytest.raises(RuntimeError) as caught:
+        diagnose(f, torch.zeros(3, 2, 2), ["reinmax"])
+    assert "vectorize=False" in caught.value.__notes__[0]
+    result = diagnose(f, torch.zeros(3, 2, 2), ["reinmax"], num_draws=5, vectorize=False)
+    assert result.rows[0].status == "ok"
+
+
+def test_an_objective_without_gradient(untimed):
+    result = diagnose(indicator, torch.zeros(4, 2, 3), num_draws=40, generator=seeded(0))
+    for row in result.rows:
+        assert row.applicable == (not ESTIMATORS[row.estimator].needs_grad_f), row.label
+        if not row.applicable:
+            assert row.status.startswith(f"not applicable: {row.estimator}: expected f to be diff")
+            assert row.mse is row.seconds is row.evaluations is None
+            assert row.label in result.table()
+    assert result.best().estimator in ("leave_one_out", "disarm_tree")
+
+
+def test_estimates_that_are_not_finite_are_counted(untimed):
+    def broken(logits, f, *, num_samples, family, generator):
+        values = expectation(logits, f, "reinmax", generator=generator)
+        draws = torch.arange(len(logits)) if logits.ndim > 3 else torch.zeros(1)
+        factor = torch.where(draws % 10 == 3, math.nan, 1.0)
+        return values * factor.view(-1, *[1] * (values.ndim - 1)) if logits.ndim > 3 else values
+
+    f, logits = objective("cubic", "categorical"), logits_of("categorical")
+    result = diagnose(f, logits, [broken], num_draws=40, generator=seeded(5))
+    row = result.rows[0]
+    assert (row.draws, row.nonfinite, row.status) == (36, 4, "ok")
+    kept = plain_gradients(f, logits, "reinmax", "categorical", 40)
+    kept = kept[torch.arange(40) % 10 != 3]
+    assert row.variance == approx(kept.flatten(1).var(0).sum())
+    assert "(4 not finite)" in result.table()
+
+    def always(logits, f, **arguments):
+        return logits.sum((-1, -2)) * math.nan
+
+    row = diagnose(f, logits, [always], num_draws=40).rows[0]
+    assert (row.draws, row.nonfinite) == (0, 40)
+    assert row.status == "not applicable: fewer than two estimates are finite"
+    with pytest.raises(ValueError, match="expected finite draws of the reference always"):
+        diagnose(f, logits, ["reinmax"], num_draws=40, reference=always)
+
+
+def test_zero_gradients_have_no_direction(untimed):
+    # the loss of the second element is constant, that of both in the second case
+    logits, weight = torch.zeros(2, 3, 2), torch.tensor([1.0, 0.0])
+
+    def f(z):
+        return weight * z[..., 0, 0]
+
+    row = diagnose(f, logits, ["straight_through"], num_draws=5).rows[0]
+    assert row.cosine == row.cosine_of_mean == approx(1, SINGLE)
+    result = diagnose(lambda z: 0 * z.sum((-1, -2)), logits, ["straight_through"], num_draws=30)
+    row = result.rows[0]
+    assert row.cosine is row.cosine_of_mean is row.relative_bias is None
+    assert (row.mse, row.bias_detected) == (0, False)
+    assert "?" in result.table()
+    assert "?" in result.table(relative=True)
+
+
+def test_a_zero_estimate_counts_as_cosine_zero(untimed):
+    def often_zero(logits, f, **arguments):
+        scale = (torch.arange(len(logits)) % 2).view(-1, *[1] * (logits.ndim - 1)).to(logits)
+        gradient = scale * torch.tensor([1.0, -1.0])
+        return (logits * gradient).sum((-1, -2))
+
+    reference = torch.tensor([1.0, -1.0]).expand(1, 1, 2)
+    row = diagnose(
+        lambda z: z.sum((-1, -2)), torch.zeros(1, 1, 2), [often_zero], num_draws=10,
+        reference=reference, chunk_size=10,
+    ).rows[0]  # fmt: skip
+    assert row.status == "ok"
+    assert row.cosine == approx(0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_other_dtypes(dtype, untimed):
+    f = objective("quadratic", "categorical")
+    logits = logits_of("categorical", dtype)
+    names = ["reinmax", "straight_through", "leave_one_out"]
+    result = diagnose(f, logits, names, num_draws=400, generator=seeded(2))
+    wide = diagnose(f, logits.double(), names, num_draws=400, generator=seeded(2))
+    tolerance = {"rel": 0.05} if dtype != torch.float32 else SINGLE
+    assert result.dtype == str(dtype).removeprefix("torch.")
+    for row, expected in zip(result.rows, wide.rows, strict=True):
+        assert row.variance == pytest.approx(expected.variance, **tolerance)
+        assert row.cosine == pytest.approx(expected.cosine, **tolerance)
+        assert row.bias_detected == expected.bias_detected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_draws": 1}, ValueError, "expected at least 2 draws"),
+        ({"num_draws": 0}, ValueError, "expected num_draws of at least 1"),
+        ({"num_draws": 2.5}, TypeError, "expected num_draws to be an int"),
+        ({"num_samples": 0}, ValueError, "expected num_samples of at least 1"),
+        ({"chunk_size": 0}, ValueError, "expected chunk_size of at least 1"),
+        ({"reference_draws": 0}, ValueError, "expected reference_draws of at least 1"),
+        ({"max_outcomes": 0}, ValueError, "expected max_outcomes of at least 1"),
+        ({"progress": "yes"}, TypeError, "expected progress to be True or False"),
+        ({"vectorize": 1}, TypeError, "expected vectorize to be True or False"),
+        ({"family": "normal"}, ValueError, "expected family to be one of"),
+        ({"generator": 3}, TypeError, "expected generator to be a torch.Generator"),
+        ({"mask": torch.ones(2, 2)}, TypeError, "expected mask to be a boolean tensor"),
+        ({"f": 3}, TypeError, "expected f to be a function"),
+        ({"f": lambda z: 1.0}, ValueError, "must only return Tensors"),
+        ({"f": lambda z: 1.0, "vectorize": False}, TypeError, "expected f to return a tensor"),
+        ({"f": lambda z: z.sum()}, ValueError, None),
+        ({"f": lambda z: z}, ValueError, "expected f to return one loss per batch element"),
+        ({"logits": [1.0]}, TypeError, "expected logits to be a torch.Tensor"),
+        ({"logits": torch.zeros(3, 2, 2).long()}, TypeError, "expected floating-point logits"),
+        ({"logits": torch.full((3, 2, 2), math.nan)}, ValueError, "expected logits without NaN"),
+        ({"logits": torch.zeros(0, 2, 2)}, ValueError, "expected logits with at least one"),
+        ({"estimators": "reinmax"}, TypeError, "Put a single one into a list"),
+        ({"estimators": []}, ValueError, "expected at least one estimator"),
+        ({"estimators": ["reinmux"]}, ValueError, "expected the name of an estimator"),
+        ({"estimators": [3]}, TypeError, "expected an estimator to be a name"),
+        ({"estimators": ("reinmax", {"tau": 1.3})}, TypeError, "write \\[\\("),
+        ({"estimators": [("reinmax", 1.3)]}, TypeError, "expected the options"),
+        (
+            {"estimators": [("reinmax", {"num_samples": -1})]},
+            ValueError,
+            "expected num_samples of at least 1",
+        ),
+        ({"reference": "reinmax"}, ValueError, "expected an unbiased estimator"),
+        ({"reference": ESTIMATORS["reinmax"]}, ValueError, "expected an unbiased estimator"),
+        ({"reference": "truth"}, ValueError, "expected the name of an estimator"),
+        ({"reference": torch.zeros(2)}, ValueError, "expected a reference gradient of"),
+        ({"reference": torch.full((3, 2, 2), math.inf)}, ValueError, "expected a finite ref"),
+        ({"reference": "leave_one_out", "reference_draws": 1}, ValueError, "at least 2 draws"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    arguments = {"f": lambda z: z.square().sum((-1, -2)), "logits": torch.zeros(3, 2, 2)}
+    if message is None:
+        # a sum over the batch is one loss for a batch of one joint sample: nothing is wrong
+        assert diagnose(**{**arguments, **changes, "num_draws": 2}).batch_shape == ()
+        return
+    with pytest.raises(error, match=message):
+        diagnose(**{**arguments, **changes})
+
+
+def test_an_estimator_that_returns_something_else_is_not_applicable(untimed):
+    def total(logits, f, **arguments):
+        return logits.sum()
+
+    def constant(logits, f, **arguments):
+        return logits.detach().sum((-1, -2))
+
+    def nothing(logits, f, **arguments):
+        return None
+
+    result = diagnose(lambda z: z.sum((-1, -2)), torch.zeros(3, 2, 2), [total, constant, nothing])
+    assert "one value per batch element" in result["total"].status
+    assert "got a constant" in result["constant"].status
+    assert "got NoneType" in result["nothing"].status
+    with pytest.raises(ValueError, match="expected a row with a number for 'mse', got none"):
+        result.best()
+
+
+# what it shows
+
+
+@pytest.fixture(scope="module")
+def result():
+    f, logits = objective("quadratic", "categorical"), logits_of("categorical")
+    names = ["straight_through", "leave_one_out", "reinmax", ("reinmax", {"tau": 1.3}), "disarm"]
+    return diagnose(f, logits, names, num_draws=3000, generator=seeded(1))
+
+
+def test_table(result):
+    text = result.table()
+    assert str(result) == text
+    assert "categorical logits (2, 3, 3), batch (2,), 3000 draws, float64 on cpu" in text
+    assert "exact, 27 joint outcomes enumerated; norm " in text
+    lines = text.splitlines()
+    assert lines[3].split()[:3] == ["estimator", "bias", "+-"]
+    body = lines[4:9]
+    assert [row.label in line for row, line in zip(result.rows, body, strict=True)] == [True] * 5
+    marked = [line for line in body if line.startswith("*")]
+    assert marked == [line for line in body if f"  {result.best().label}  " in line]
+    assert f"  {result['straight_through'].bias:.3g}  " in body[0]
+    assert f"  {result['straight_through'].variance:.3g}  " in body[0]
+    assert f"  <{result['leave_one_out K=2'].bias_bound:.3g}  " in body[1]
+    assert "not applicable: expectation: expected" in body[4]
+    # columns stand below each other
+    assert len({len(line) for line in body[:4]}) == 1
+    relative = result.table(relative=True)
+    assert f"  {result['straight_through'].relative_bias:.3g}  " in relative
+    assert f"  {result['straight_through'].relative_mse:.3g}  " in relative
+
+
+def test_rows_as_dictionaries(result):
+    rows = json.loads(json.dumps(result.to_dicts(), allow_nan=False))
+    assert [row["label"] for row in rows] == [row.label for row in result.rows]
+    assert rows[0]["mse"] == result.rows[0].mse
+    assert rows[3]["options"] == {"tau": 1.3}
+    assert DiagnosisRow(**rows[3]) == result.rows[3]
+
+
+def test_best():
+    def row(label, **numbers):
+        shared = {"mse": 1.0, "variance": 1.0, "bias": 1.0, "bias_detected": True, "cosine": 0.5}
+        return DiagnosisRow(label, label, 1, **{**shared, **numbers})
+
+    rows = (
+        row("exact bias", bias=0.3, bias_detected=False, variance=9.0, mse=9.0),
+        row("less noise", bias=0.5, bias_detected=False, variance=4.0, mse=4.0, cosine=0.9),
+        row("small", mse=0.5, variance=0.4, bias=0.1, seconds=2.0),
+        row("fast", seconds=1.0, mse_per_second=1.0, mse_per_evaluation=2.0),
+        DiagnosisRow("failed", "failed", 1, status="not applicable: no"),
+    )
+    summary = ("exact", 0.0, 1.0, 10, (1,), (), "bernoulli", "float32", "cpu", "2")
+    result = Diagnosis(rows, *summary)
+    assert result.best().label == "small"
+    assert result.best("variance").label == "small"
+    assert result.best("bias").label == "less noise"
+    assert result.best("cosine").label == "less noise"
+    assert result.best("seconds").label == "fast"
+    assert result.best("mse_per_second").label == "fast"
+    assert result.best("mse_per_evaluation").label == "fast"
+    with pytest.raises(ValueError, match="expected a row with a number for 'cosine_of_mean'"):
+        result.best("cosine_of_mean")
+    with pytest.raises(ValueError, match="expected by to be one of"):
+        result.best("speed")
+
+
+def test_plot(result, tmp_path):
+    path = tmp_path / "figure.svg"
+    figure = result.plot(str(path))
+    assert path.read_text().count("<svg") == 1
+    errors, cosines = figure.axes
+    labels = [text.get_text() for text in errors.get_yticklabels()]
+    assert labels == [row.label for row in result.rows if row.applicable][::-1]
+    assert "Not applicable: disarm K=2" in figure.get_supxlabel()
+    # bars: the variance of every row, and the squared bias of those that have one
+    widths = [bar.get_width() for bar in errors.patches]
+    expected = [row.variance for row in result.rows[3::-1]]
+    expected += [row.bias_squared for row in result.rows[3::-1] if row.bias_detected]
+    assert widths == pytest.approx(expected)
+    # and told apart without colour
+    hatches = {bar.get_hatch() for bar in errors.patches}
+    assert len(hatches) == 2
+    legend = [text.get_text() for text in cosines.get_legend().get_texts()]
+    assert legend == ["of one estimate", "of the mean of 3000"]
+
+
+def test_plot_without_matplotlib(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install discretegrad\[lab\]"):
+        result.plot()
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
+def test_progress(rich, monkeypatch, capsys, untimed):
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+
+    def run(progress):
+        diagnose(
+            lambda z: z.sum((-1, -2)),
+            torch.zeros(3, 2, 2),
+            ["reinmax"],
+            num_draws=40,
+            chunk_size=10,
+            progress=progress,
+        )
+        captured = capsys.readouterr()
+        assert not captured.out
+        return captured.err
+
+    assert not run(False)
+    assert not run(None)  # stderr is no terminal here
+    shown = run(True)
+    assert "reinmax" in shown
+    if not rich:
+        assert "diagnose: reinmax 75 %" in shown
+        assert shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.gpu
+@every_family
+def test_on_a_gpu(family):
+    f, logits = objective("quadratic", family), logits_of(family).cuda()
+    generator = torch.Generator("cuda").manual_seed(0)
+    result = diagnose(f, logits, family=family, generator=generator)
+    assert result.device == torch.cuda.get_device_name()
+    expected = diagnose(f, logits.cpu(), family=family, generator=seeded(0))
+    assert result.gradient_norm == approx(expected.gradient_norm)
+    for row, other in zip(result.rows, expected.rows, strict=True):
+        assert row.status == "ok"
+        assert row.seconds > 0
+        assert (row.evaluations, row.slopes) == (other.evaluations, other.slopes)
+        spread = math.hypot(row.variance_standard_error, other.variance_standard_error)
+        assert abs(row.variance - other.variance) < LIMIT * spread
