@@ -92,7 +92,7 @@ PROVIDERS = (
             ours=True,
         )
         for name, row in discretegrad.ESTIMATORS.items()
-        if name != REINMAX
+        if row.kind == "sampler" and name != REINMAX
     ),
 )
 

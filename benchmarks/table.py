@@ -127,6 +127,7 @@ def generated() -> dict[Path, str]:
     readme = README.read_text(encoding="utf-8")
     blocks = {
         "estimators": estimators_block(),
+        "scores": scores_block(),
         "demo": demo_block(),
         "benchmark": benchmark_block(rows),
     }
@@ -254,12 +255,30 @@ def benchmark_block(rows: Sequence[Row]) -> str:
 
 
 def estimators_block() -> str:
-    """The registry as a table."""
+    """The samplers of the registry as a table."""
     lines = [
         [f"`{row.name}`", row.label, row.bias, row.temperature, row.reference]
         for row in discretegrad.ESTIMATORS.values()
+        if row.kind == "sampler"
     ]
     return markdown(["function", "in papers", "bias", "temperature", "reference"], lines) + "\n"
+
+
+def scores_block() -> str:
+    """The score-function estimators of the registry as a table."""
+    lines = [
+        [
+            f"`{row.name}`",
+            row.label,
+            " and ".join(row.families),
+            "yes" if row.needs_grad_f else "no",
+            row.reference,
+        ]
+        for row in discretegrad.ESTIMATORS.values()
+        if row.kind == "score"
+    ]
+    headings = ["estimator", "in papers", "variables", "needs the gradient of f", "reference"]
+    return markdown(headings, lines) + "\n"
 
 
 def demo_block() -> str:

@@ -474,7 +474,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = list(discretegrad.ESTIMATORS)
+    names = [row.name for row in discretegrad.ESTIMATORS.values() if row.kind == "sampler"]
     parser.add_argument(
         "--estimators",
         nargs="+",

@@ -50,6 +50,7 @@ def tables() -> dict[str, str]:
     measured = _read("bias_and_variance.csv")
     return {
         "estimators": _estimators(),
+        "scores": _scores(),
         "temperature": _by_temperature(measured),
         "direction": _direction(measured),
         "comparison": _comparison(measured),
@@ -71,6 +72,7 @@ def _estimators() -> str:
             row.reference,
         ]
         for row in discretegrad.ESTIMATORS.values()
+        if row.kind == "sampler"
     ]
     return _table(
         [
@@ -84,6 +86,50 @@ def _estimators() -> str:
         ],
         rows,
     )
+
+
+def _scores() -> str:
+    rows = [
+        [
+            f"[`{row.name}`](api/score-functions.md#{_address(row)})",
+            row.label,
+            " and ".join(row.families),
+            str(row.min_samples) if row.evaluations else "-",
+            _count(row.evaluations, row.extra_evaluations),
+            _count(row.slopes, row.extra_slopes),
+            f"`{row.module.__name__}`" if row.module else "-",
+            row.reference,
+        ]
+        for row in discretegrad.ESTIMATORS.values()
+        if row.kind == "score"
+    ]
+    return _table(
+        [
+            "Estimator",
+            "In papers",
+            "Variables",
+            "Least K",
+            "f",
+            "Gradient of f",
+            "Learns as",
+            "Reference",
+        ],
+        rows,
+    )
+
+
+def _address(row: discretegrad.Estimator) -> str:
+    function = next(iter(row.functions.values()))
+    inside = "bernoulli." if ".bernoulli." in function.__module__ else ""
+    return f"discretegrad.{inside}{row.name}"
+
+
+def _count(per_sample: int | None, extra: int) -> str:
+    """How often something is evaluated for K samples."""
+    if per_sample is None:
+        return "all outcomes"
+    terms = [f"{per_sample}K".removeprefix("1") if per_sample else "", str(extra) if extra else ""]
+    return " + ".join(filter(None, terms)) or "0"
 
 
 def _by_temperature(measured: Sequence[Mapping[str, str]]) -> str:
