@@ -44,7 +44,8 @@ def disarm(
     Symbols: $l$ ``logits``; there are ``num_samples / 2`` pairs.
 
     Properties: unbiased for every f, which need not be differentiable. One evaluation of f per
-    sample. Its variance is at most that of ``leave_one_out`` with two samples.
+    sample. For one variable, or where every p is 1/2, its variance is at most that of
+    ``leave_one_out`` with two samples; for several uneven bits it is usually less, not always.
 
     Differs from the paper: nothing.
 

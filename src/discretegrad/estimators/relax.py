@@ -168,21 +168,17 @@ class Relax(nn.Module):
         check_tau("Relax", tau, torch.zeros(()), None)
         check_flag("Relax", "tied", tied)
         self.control = control
-        self.log_tau = nn.Parameter(torch.tensor(float(tau)).log())
+        self.log_tau: nn.Parameter | None = None
         self.scale: nn.Parameter | None = None
         if scale is not None:
             check_coefficient("Relax", "scale", scale)
+            self.log_tau = nn.Parameter(torch.tensor(float(tau)).log())
             self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.tied = tied
 
     def forward(self, logits: Tensor, f: Objective, **arguments: Any) -> Tensor:
         """As ``relax``, which describes the arguments."""
-        return relax(
-            logits,
-            f,
-            control=self.control,
-            tau=self.log_tau.exp(),
-            scale=0.0 if self.scale is None else self.scale,
-            tied=self.tied,
-            **arguments,
-        )
+        options: dict[str, Any] = {"control": self.control, "tied": self.tied, **arguments}
+        if self.log_tau is None or self.scale is None:
+            return relax(logits, f, scale=0.0, **options)
+        return relax(logits, f, tau=self.log_tau.exp(), scale=self.scale, **options)

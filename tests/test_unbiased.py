@@ -1,0 +1,1132 @@
+"""Every score-function estimator is unbiased: proven, and the proofs shown to find errors.
+
+Where the randomness of an estimator falls into finitely many regions its expectation is a sum,
+in float64 and without Monte Carlo: all but REBAR and RELAX, whose noise is continuous. Those are
+integrated by quadrature on small problems. All are sampled too, which also proves their draws.
+
+Sampled means are compared by seeded z-tests. Over all comparisons in this file together, the
+probability that a correct library fails for a new seed is FAILURE_RATE.
+"""
+
+import importlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import discretegrad
+import oracles
+import score_oracles
+from discretegrad import ESTIMATORS, _relax, expectation
+from discretegrad._score import open_task
+from score_oracles import PROBLEMS, Problem, Regions, normal, seeded
+
+FAILURE_RATE = 1e-6
+COMPARISONS = 3_000
+"""No fewer than the z-tests in this file, which share the failure rate."""
+Z_LIMIT = NormalDist().inv_cdf(1 - FAILURE_RATE / COMPARISONS / 2)
+DRAWS = {True: 100_000, False: 30_000}
+"""For z-tests of estimators with continuous noise, and of the draws of all others."""
+
+TOLERANCES = {
+    # a sum over regions, of numbers around 1
+    "exact": 1e-12,
+    # an integral by the trapezoid rule
+    "quadrature": 1e-7,
+    # one formula along two paths
+    "same": 1e-11,
+    # a second derivation, relative, which need not be stable
+    "derivation": 1e-8,
+    # finite differences in float64, relative
+    "slope": 1e-6,
+}
+
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
+SCORE = {name: row for name, row in ESTIMATORS.items() if row.kind == "score"}
+ENUMERABLE = [name for name, row in SCORE.items() if not row.noise and name != "exact"]
+
+
+class Smooth(nn.Module):
+    """A control variate without kinks, or a baseline, with random parameters."""
+
+    def __init__(self, problem: Problem, size: float = 1.0, seed: int = 0):
+        super().__init__()
+        self.axes = problem.logits.ndim
+        inputs = problem.logits.numel()
+        self.first = nn.Parameter(size * normal(inputs, 3, seed=seed) / math.sqrt(inputs))
+        self.second = nn.Parameter(size * normal(3, seed=seed + 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.tanh(z.flatten(-self.axes) @ self.first) @ self.second
+
+
+def moved(module: nn.Module, size: float = 0.5, seed: int = 3) -> nn.Module:
+    """The module in float64 with its parameters away from where they start."""
+    module = module.double()
+    generator = seeded(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter += size * noise
+    return module
+
+
+def started(make: Callable[[], nn.Module]) -> nn.Module:
+    """The module in float64 as it starts, from a seed, with the global generator untouched."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return make().double()
+
+
+def control_network(problem: Problem) -> nn.Module:
+    return started(lambda: discretegrad.ControlNetwork(problem.logits.numel(), hidden=8))
+
+
+def stein_network(problem: Problem) -> nn.Module:
+    return started(lambda: discretegrad.bernoulli.Rodeo(hidden=8).network)
+
+
+class Setting(NamedTuple):
+    label: str
+    num_samples: int
+    options: Callable[[Problem], Mapping[str, Any]]
+
+
+def fixed(label: str, *num_samples: int, **options: Any) -> list[Setting]:
+    return [Setting(label, count, lambda _: options) for count in num_samples]
+
+
+def made(label: str, *num_samples: int, **make: Callable[[Problem], Any]) -> list[Setting]:
+    """Options that depend on the size of the problem."""
+    return [
+        Setting(label, count, lambda problem: {name: x(problem) for name, x in make.items()})
+        for count in num_samples
+    ]
+
+
+def constant(x: Any) -> Callable[[Problem], Any]:
+    return lambda _: x
+
+
+# every row has to have settings here, learned parameters both at their start and moved from it
+SETTINGS: Mapping[str, Sequence[Setting]] = {
+    "reinforce": [
+        *fixed("none", 1, 2),
+        *fixed("self_critical", 1, 2, baseline="self_critical"),
+        *fixed("function", 1, baseline=lambda logits: logits.flatten(1).sum(-1).cos()),
+        *made("network", 2, baseline=Smooth),
+    ],
+    "leave_one_out": fixed("plain", 2, 3),
+    "disarm": fixed("plain", 2, 4),
+    "arms": fixed("plain", 2, 3, 4),
+    "disarm_tree": [
+        *fixed("balanced", 2, tree="balanced"),
+        *fixed("stick_breaking", 2, tree="stick_breaking"),
+    ],
+    "muprop": [
+        *fixed("start", 1, 2),
+        *fixed("moved", 1, 2, offset=-0.3, slope=1.7),
+        *fixed("slope=0", 1, slope=0.0),
+    ],
+    "double_cv": [
+        *fixed("start", 2, 3),
+        *fixed("moved", 2, 3, alpha=0.6),
+        *fixed("alpha=0", 2, alpha=0.0),
+    ],
+    "rodeo": [
+        *made("start", 2, control=stein_network),
+        *made(
+            "moved",
+            2,
+            3,
+            control=lambda problem: moved(stein_network(problem)),
+            alpha=constant(0.8),
+            beta=constant(-0.6),
+        ),
+    ],
+    "rebar": [
+        *fixed("start", 1, 2),
+        *fixed("untied", 1, tied=False),
+        *fixed("moved", 1, tau=1.3, scale=-0.6),
+        *fixed("moved-untied", 1, tau=0.3, scale=1.4, tied=False),
+    ],
+    "relax": [
+        *made("start", 1, control=control_network),
+        *made("tied", 2, control=control_network, tied=constant(True)),
+        *made("scale=0", 1, control=lambda p: moved(control_network(p)), scale=constant(0.0)),
+        *made(
+            "moved",
+            1,
+            control=lambda problem: moved(control_network(problem)),
+            tau=constant(1.2),
+            scale=constant(0.7),
+        ),
+    ],
+    "exact": fixed("plain", 1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An estimator with its options, on a problem."""
+
+    name: str
+    setting: Setting
+    problem: Problem
+
+    def __str__(self):
+        setting = f"{self.name}-{self.setting.label}-K={self.setting.num_samples}"
+        return f"{setting}-{self.problem}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**SCORE[self.name].options, **self.setting.options(self.problem)}
+
+    @property
+    def module(self) -> Any:
+        """The file of the estimator."""
+        function = SCORE[self.name].functions[self.problem.family]
+        return importlib.import_module(function.__module__)
+
+
+def case_of(name: str, label: str, num_samples: int, problem: str) -> Case:
+    setting = next(x for x in SETTINGS[name] if x[:2] == (label, num_samples))
+    return Case(name, setting, next(x for x in PROBLEMS if str(x) == problem))
+
+
+ALL_CASES = [
+    Case(name, setting, problem)
+    for name in SCORE
+    for setting in SETTINGS.get(name, ())
+    for problem in PROBLEMS
+    if problem.family in SCORE[name].families
+]
+ENUMERATED = [case for case in ALL_CASES if case.name in ENUMERABLE]
+
+
+def each(cases: Sequence[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=str)
+
+
+class Moments(NamedTuple):
+    """Expectations: of the value, of the gradients for the logits and for the parameter of f."""
+
+    value: Tensor
+    gradient: Tensor
+    parameter: Tensor
+
+
+def expected(result: Tensor, probs: Tensor, copies: Tensor, problem: Problem) -> Moments:
+    """Of the results for a batch of draws; backward gets their probabilities as weights."""
+    value = (probs * result).sum()
+    gradient, parameter = torch.autograd.grad(value, (copies, problem.weight))
+    return Moments(value.detach(), gradient.sum(0), parameter)
+
+
+def truth(problem: Problem) -> Moments:
+    of_problem = {"family": problem.family, "mask": problem.mask}
+    value = discretegrad.exact_expectation(problem.logits, problem.f, **of_problem)
+    (parameter,) = torch.autograd.grad(value, problem.weight)
+    gradient = discretegrad.exact_gradient(problem.logits, problem.f, **of_problem)
+    return Moments(value.detach(), gradient, parameter)
+
+
+def assert_equal(found: Moments, problem: Problem, tolerance: str) -> None:
+    for name, actual, exact in zip(Moments._fields, found, truth(problem), strict=True):
+        error = (actual - exact).abs().max().item()
+        assert error <= TOLERANCES[tolerance], f"{name} is wrong by {error}"
+
+
+def all_draws(case: Case, where: float = 0.5) -> Regions:
+    """What ``_at`` takes: a point of every region of the randomness, and the probabilities."""
+    problem, count = case.problem, case.setting.num_samples
+    if case.name == "disarm":
+        return score_oracles.pairs(problem, count // 2, where)
+    if case.name == "disarm_tree":
+        return score_oracles.tree_pairs(problem, count // 2, case.options["tree"], where)
+    if case.name == "arms":
+        return score_oracles.dirichlet_uniforms(problem, count, where)
+    return score_oracles.repeat(score_oracles.joint_samples(problem), count)
+
+
+def results(case: Case, points: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The estimator for each of ``count`` draws, and the logits of each."""
+    problem, copies = case.problem, case.problem.many(count)
+    task = open_task(case.name, copies, problem.f, problem.family, problem.mask, False)
+    return case.module._at(task, points, **case.options), copies
+
+
+def prove_by_enumeration(case: Case, where: float = 0.5) -> None:
+    points, probs = all_draws(case, where)
+    assert abs(probs.sum().item() - 1) <= TOLERANCES["exact"]
+    result, copies = results(case, points, len(probs))
+    assert_equal(expected(result, probs, copies, case.problem), case.problem, "exact")
+
+
+def draw_many(case: Case, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Independent values and gradients by the public function."""
+    problem, count = case.problem, count or DRAWS[SCORE[case.name].noise]
+    copies = problem.many(count)
+    value = expectation(
+        copies,
+        problem.f,
+        case.name,
+        num_samples=case.setting.num_samples,
+        family=problem.family,
+        mask=problem.mask,
+        generator=seeded(2024),
+        **case.options,
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), copies)
+    return value.detach(), gradient
+
+
+def assert_mean(draws: Tensor, exact: Tensor) -> None:
+    """A z-test of every coordinate.
+
+    Rare samples make the draws skew, and the mean of skew draws leaves the normal distribution
+    first by the Edgeworth term that widens the limit here.
+    """
+    count = len(draws)
+    mean, spread = draws.mean(0), draws.std(0)
+    constant = spread <= TOLERANCES["exact"]
+    spread = spread.masked_fill(constant, 1.0)
+    skewness = ((draws - mean) / spread).pow(3).mean(0).abs() / math.sqrt(count)
+    limit = Z_LIMIT + skewness * (2 * Z_LIMIT**2 + 1) / 6
+    error = (mean - exact).abs()
+    z = error / spread * math.sqrt(count)
+    good = torch.where(constant, error <= TOLERANCES["exact"], z <= limit)
+    assert good.all(), f"off by {z.max():.1f} standard errors, limit {limit.min():.1f}"
+
+
+def prove_by_sampling(case: Case) -> None:
+    exact = truth(case.problem)
+    value, gradient = draw_many(case)
+    assert_mean(value, exact.value)
+    assert_mean(gradient, exact.gradient)
+
+
+def test_every_score_function_row_has_a_proof():
+    assert set(SETTINGS) == set(SCORE)
+    for name, row in SCORE.items():
+        assert row.unbiased
+        assert {case.problem.family for case in ALL_CASES if case.name == name} == set(row.families)
+        assert min(setting.num_samples for setting in SETTINGS[name]) == row.min_samples
+        assert name in ENUMERABLE or name in ("rebar", "relax", "exact")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_the_problems_are_neither_linear_nor_quadratic(problem):
+    assert abs(score_oracles.third_difference(problem.f, problem)) > 0.05
+    assert 3 <= problem.probs.shape[0] <= 5
+
+
+@each(ENUMERATED)
+def test_enumeration(case):
+    prove_by_enumeration(case)
+
+
+@pytest.mark.parametrize("where", [1e-6, 0.3, 1 - 1e-6])
+@each([case for case in ENUMERATED if case.name in ("disarm", "arms", "disarm_tree")])
+def test_the_regions_are_the_regions(case, where):
+    """The point in a region does not matter: the estimate is constant in each."""
+    prove_by_enumeration(case, where)
+
+
+def test_exact_needs_no_proof_but_its_contract():
+    for case in ALL_CASES:
+        if case.name == "exact":
+            copies = case.problem.many(2)
+            result = expectation(
+                copies, case.problem.f, "exact", family=case.problem.family, mask=case.problem.mask
+            )
+            halves = torch.tensor([0.25, 0.75], dtype=torch.float64)
+            found = expected(result, halves, copies, case.problem)
+            assert_equal(found, case.problem, "exact")
+
+
+TREE_SHAPES = [(5, 2), (4, 3), (2, 5), (2, 6), (1, 7), (1, 8)]
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0], ids=["small", "saturated"])
+@pytest.mark.parametrize("shape", TREE_SHAPES, ids=str)
+@pytest.mark.parametrize("tree", ["balanced", "stick_breaking"])
+def test_trees_of_every_size(tree, shape, size):
+    problem = Problem("tree", "categorical", size * torch.tanh(normal(*shape, seed=4)))
+    setting = Setting(tree, 2, lambda _: {"tree": tree})
+    prove_by_enumeration(Case("disarm_tree", setting, problem))
+
+
+@each([case for case in ALL_CASES if case.name != "exact"])
+def test_sampling(case):
+    prove_by_sampling(case)
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0], ids=["small", "saturated"])
+def test_arms_with_five_samples(size):
+    problem = Problem("three bits", "bernoulli", size * torch.tanh(normal(3, seed=6)))
+    case = Case("arms", Setting("plain", 5, lambda _: {}), problem)
+    prove_by_enumeration(case)
+    prove_by_sampling(case)
+
+
+QUADRATURE_PROBLEMS = [
+    Problem("small", "bernoulli", torch.tensor([0.4, -0.9], dtype=torch.float64)),
+    Problem("saturated", "bernoulli", torch.tensor([8.0, -0.5], dtype=torch.float64)),
+    Problem("small", "categorical", normal(1, 3, seed=8)),
+    Problem("saturated", "categorical", torch.tensor([[8.0, 0, -1]], dtype=torch.float64)),
+]
+# tau, scale and control
+RELAXATIONS = {
+    "rebar": (1.0, 1.0, None),
+    "rebar-moved": (1.7, -0.6, None),
+    "relax": (1.0, 1.0, Smooth),
+    "relax-scale=0": (1.0, 0.0, Smooth),
+    "relax-moved": (1.5, 0.7, lambda problem: Smooth(problem, size=2.0)),
+}
+
+
+def noise_of(problem: Problem, sample: Tensor) -> Regions:
+    """The noise given a sample, with the weights of the trapezoid rule."""
+    if problem.family == "bernoulli":
+        return score_oracles.logistic_grid(problem.logits.numel(), step=0.35, reach=22)
+    drawn = int(sample.argmax(-1))
+    noise, weights = score_oracles.exponential_grid(3, drawn, step=0.4, reach=22)
+    return noise.unsqueeze(1), weights
+
+
+def mirrored(problem: Problem, sample: Tensor, noise: Tensor) -> Tensor:
+    """Other noise of the same distribution: the estimator adds what depends on either."""
+    if problem.family == "bernoulli":
+        return -noise
+    others = [k for k in range(3) if k != int(sample.argmax(-1))]
+    order = list(range(3))
+    order[others[0]], order[others[1]] = others[1], others[0]
+    return noise[..., order]
+
+
+def prove_by_quadrature(problem: Problem, relaxation: str, tied: bool) -> None:
+    tau, scale, make_control = RELAXATIONS[relaxation]
+    control = make_control(problem) if make_control else None
+    total = Moments(*(torch.zeros(()) for _ in Moments._fields))
+    for sample, prob in zip(*score_oracles.joint_samples(problem), strict=True):
+        noise, weights = noise_of(problem, sample)
+        free = None if tied else mirrored(problem, sample, noise).unsqueeze(0)
+        copies = problem.many(len(weights))
+        task = open_task("relax", copies, problem.f, problem.family, None, False)
+        samples = sample.expand(1, *copies.shape)
+        result = _relax.estimate(task, samples, noise.unsqueeze(0), free, control, scale, tau)
+        part = expected(result, prob * weights, copies, problem)
+        total = Moments(*(x + y for x, y in zip(total, part, strict=True)))
+    assert_equal(total, problem, "quadrature")
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("problem", QUADRATURE_PROBLEMS, ids=str)
+def test_quadrature(problem, relaxation, tied):
+    prove_by_quadrature(problem, relaxation, tied)
+
+
+class Plant(NamedTuple):
+    """An error: what ``replace`` makes of a function takes its place in a file of the library."""
+
+    label: str
+    case: Case
+    function: str
+    replace: Callable[[Callable[..., Any], Problem], Callable[..., Any]]
+
+    def __str__(self):
+        return f"{self.label}-{self.case}"
+
+    def put(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = _relax if self.case.name in ("rebar", "relax") else self.case.module
+        original = getattr(file, self.function)
+        monkeypatch.setattr(file, self.function, self.replace(original, self.case.problem))
+
+
+def times(factor: float) -> Callable[..., Any]:
+    return lambda original, problem: lambda *arguments: factor * original(*arguments)
+
+
+def with_itself(original, problem):
+    """A leave-one-out mean that forgets to leave one out, and so the factor K / (K - 1)."""
+    return lambda x: x.mean(0).expand_as(x)
+
+
+def own_loss(original, problem):
+    """A baseline that sees the sample it is for."""
+    return lambda task, losses: 0.9 * original(task, losses)
+
+
+def sigmoid_of_logit(original, problem):
+    """sigmoid(l) in the place of sigmoid(|l|), the factor of a difference between values of f."""
+    wrong = torch.sigmoid(problem.logits) / torch.sigmoid(problem.logits.abs())
+    return lambda x, like: original(x, like) * wrong
+
+
+def every_node(original, problem):
+    """Nodes on one path count as if they were on both."""
+    return lambda nodes, leaf: torch.ones_like(original(nodes, leaf))
+
+
+def stays(original, problem):
+    """The Stein operator with the probability of the present value, not of the other."""
+    return lambda *arguments: original(*arguments)._replace(
+        flip_probs=1 - original(*arguments).flip_probs
+    )
+
+
+def wider(factor: float) -> Callable[..., Any]:
+    """Noise of another distribution than that of z given the sample."""
+
+    def spread_out(task, noise):
+        return noise**factor if task.family == "categorical" else factor * noise
+
+    return lambda original, problem: (
+        lambda task, samples, noise: original(task, samples, spread_out(task, noise))
+    )
+
+
+def plants_for(problem: str) -> list[Plant]:
+    """Errors of the estimators that enumeration proves."""
+    bits, kinds = f"bernoulli-{problem}", f"categorical-{problem}"
+    return [
+        Plant("sign", case_of("reinforce", "none", 1, kinds), "score", times(-1)),
+        Plant("factor", case_of("reinforce", "none", 1, bits), "score", times(1.1)),
+        Plant("own loss", case_of("reinforce", "none", 1, kinds), "signal", own_loss),
+        Plant("K/(K-1)", case_of("leave_one_out", "plain", 2, bits), "others_mean", with_itself),
+        Plant("K/(K-1)", case_of("leave_one_out", "plain", 3, kinds), "others_mean", with_itself),
+        Plant("sign", case_of("disarm", "plain", 2, bits), "spread", times(-1)),
+        Plant("wrong weight", case_of("disarm", "plain", 2, bits), "spread", sigmoid_of_logit),
+        Plant("factor", case_of("arms", "plain", 2, bits), "_weight", times(1.1)),
+        Plant("factor", case_of("arms", "plain", 3, bits), "_weight", times(1.1)),
+        Plant(
+            "independent weight",
+            case_of("arms", "plain", 3, bits),
+            "_weight",
+            lambda original, problem: lambda unlikely, count: torch.ones_like(unlikely),
+        ),
+        *[
+            Plant(label, case_of("disarm_tree", tree, 2, kinds), function, replace)
+            for tree in ("balanced", "stick_breaking")
+            for label, function, replace in [
+                ("both paths", "_reaches", every_node),
+                ("factor", "_to_logits", times(1.1)),
+            ]
+        ],
+        *[
+            Plant(label, case_of("muprop", "start", 1, where), "covariance_product", times(factor))
+            for where in (bits, kinds)
+            for label, factor in [("dropped", 0.0), ("factor", 1.1), ("sign", -1.0)]
+        ],
+        *[
+            Plant(label, case_of("double_cv", "start", 2, bits), "covariance_product", times(x))
+            for label, x in [("dropped", 0.0), ("factor", 1.1), ("sign", -1.0)]
+        ],
+        Plant("K/(K-1)", case_of("double_cv", "moved", 3, bits), "others_mean", with_itself),
+        Plant("K/(K-1)", case_of("rodeo", "moved", 3, bits), "others_mean", with_itself),
+        Plant("flip", case_of("rodeo", "moved", 2, bits), "_joint", stays),
+    ]
+
+
+GROSS_ERRORS = [
+    ("dropped", "_given_product", times(0.0)),
+    ("sign", "_given_product", times(-1.0)),
+    ("dropped free", "_free_product", times(0.0)),
+    ("sign of score", "score", times(-1.0)),
+]
+
+
+def fine_errors(factor: float) -> list[tuple[str, str, Callable[..., Any]]]:
+    return [
+        ("factor", "_given_product", times(factor)),
+        ("factor free", "_free_product", times(factor)),
+        ("factor of score", "score", times(factor)),
+        ("noise", "_given", wider(factor)),
+    ]
+
+
+def relaxed_plants(problem: str, errors: Sequence[tuple[str, str, Any]]) -> list[Plant]:
+    """Errors of the estimators with continuous noise."""
+    return [
+        Plant(label, case_of(name, setting, 1, f"{family}-{problem}"), function, replace)
+        for name, setting in [("rebar", "start"), ("relax", "moved")]
+        for family in ("bernoulli", "categorical")
+        for label, function, replace in errors
+    ]
+
+
+# their control variates follow f so closely that errors of a tenth hide in the noise of so many
+# draws; quadrature finds those
+SAMPLED_PLANTS = [
+    *plants_for("small"),
+    *relaxed_plants("small", [*GROSS_ERRORS, *fine_errors(1.5)]),
+    *relaxed_plants("saturated", GROSS_ERRORS),
+]
+
+
+def each_plant(plants: Sequence[Plant]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("plant", plants, ids=str)
+
+
+@each_plant(plants_for("small") + plants_for("saturated") + plants_for("masked"))
+def test_enumeration_finds_a_planted_error(plant, monkeypatch):
+    prove_by_enumeration(plant.case)
+    plant.put(monkeypatch)
+    with pytest.raises(AssertionError, match="gradient is wrong"):
+        prove_by_enumeration(plant.case)
+
+
+@each_plant(SAMPLED_PLANTS)
+def test_sampling_finds_a_planted_error(plant, monkeypatch):
+    plant.put(monkeypatch)
+    with pytest.raises(AssertionError, match="standard errors"):
+        prove_by_sampling(plant.case)
+
+
+@pytest.mark.parametrize("relaxation", ["rebar", "relax"])
+@pytest.mark.parametrize("problem", QUADRATURE_PROBLEMS, ids=str)
+@pytest.mark.parametrize("error", [*GROSS_ERRORS, *fine_errors(1.1)], ids=lambda error: error[0])
+def test_quadrature_finds_a_planted_error(error, problem, relaxation, monkeypatch):
+    _, function, replace = error
+    monkeypatch.setattr(_relax, function, replace(getattr(_relax, function), problem))
+    with pytest.raises(AssertionError, match="gradient is wrong"):
+        prove_by_quadrature(problem, relaxation, tied=True)
+
+
+def test_a_wrong_value_and_a_wrong_gradient_for_the_parameter_are_found():
+    problem = PROBLEMS[0]
+    exact = truth(problem)
+    for name in Moments._fields:
+        wrong = exact._replace(**{name: getattr(exact, name) * 1.001})
+        with pytest.raises(AssertionError, match=f"{name} is wrong"):
+            assert_equal(wrong, problem, "exact")
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[3]], ids=str)
+@pytest.mark.parametrize("name", ["rebar", "relax"])
+def test_noise_is_shared_only_when_tied(name, problem, tied, monkeypatch):
+    """Both are unbiased, so only the noise itself tells them apart."""
+    options = {"control": no_control} if name == "relax" else {}
+    case, seen = plain(name, problem, 3, tied=tied, **options), {}
+
+    def record(task, samples, noise, free_noise, *rest):
+        seen.update(noise=noise, free=free_noise)
+        return _relax.estimate(task, samples, noise, free_noise, *rest)
+
+    monkeypatch.setattr(case.module, "estimate", record)
+    draw_many(case, count=4)
+    if tied:
+        assert seen["free"] is None
+    else:
+        assert seen["free"].shape == seen["noise"].shape
+        assert (seen["free"] != seen["noise"]).all()
+
+
+def random_draw(case: Case, count: int) -> tuple[Tensor, ...]:
+    """What ``_at`` or ``_relax.estimate`` takes, for a batch: not all, but arbitrary numbers."""
+    problem, generator = case.problem, seeded(31)
+    shape = (case.setting.num_samples, count, *problem.logits.shape)
+
+    def uniform(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    if case.name == "disarm":
+        return (uniform(shape[0] // 2, *shape[1:]),)
+    if case.name == "disarm_tree":
+        return (uniform(shape[0] // 2, *shape[1:-1], shape[-1] - 1),)
+    if case.name == "arms":
+        return (uniform(*shape),)
+    # no matter how likely: all samples occur
+    points, _ = score_oracles.joint_samples(problem)
+    chosen = torch.randint(len(points), shape[:2], generator=generator)
+    if not SCORE[case.name].noise:
+        return (points[chosen],)
+    noises = [uniform(*shape) for _ in range(1 if case.options["tied"] else 2)]
+    noises = [x.logit() if problem.family == "bernoulli" else -x.log() for x in noises]
+    return (points[chosen], *noises) if len(noises) == 2 else (points[chosen], *noises, None)
+
+
+def relaxed_options(case: Case) -> tuple[Any, ...]:
+    options = case.options
+    return options.get("control"), options["scale"], options["tau"]
+
+
+WITH_ORACLE = [case for case in ALL_CASES if case.name != "exact" and case.problem.mask is None]
+
+
+@each(WITH_ORACLE)
+def test_second_derivation(case):
+    """Draw for draw: to be unbiased is not yet to be the estimator of the paper."""
+    count, problem = 6, case.problem
+    draw = random_draw(case, count)
+    if SCORE[case.name].noise:
+        copies = problem.many(count)
+        task = open_task(case.name, copies, problem.f, problem.family, None, False)
+        result = _relax.estimate(task, *draw, *relaxed_options(case))
+    else:
+        result, copies = results(case, draw[0], count)
+    (found,) = torch.autograd.grad(result.sum(), copies)
+    for place in range(count):
+        logits = problem.logits.clone().requires_grad_()
+        own = [None if x is None else x[:, place] for x in draw]
+        if SCORE[case.name].noise:
+            surrogate = score_oracles.relaxed(problem, logits, *own, *relaxed_options(case))
+        else:
+            oracle = getattr(score_oracles, case.name)
+            surrogate = oracle(problem, logits, *own, **case.options)
+        (expected_gradient,) = torch.autograd.grad(surrogate, logits)
+        torch.testing.assert_close(
+            found[place], expected_gradient, rtol=TOLERANCES["derivation"], atol=1e-9
+        )
+
+
+class FirstBit(Problem):
+    """A function of the first bit alone."""
+
+    def f(self, z: Tensor) -> Tensor:
+        return z[..., 0]
+
+
+class Linear(Problem):
+    def f(self, z: Tensor) -> Tensor:
+        return z.flatten(-self.logits.ndim) @ self.weight[:, 0]
+
+
+def plain(name: str, problem: Problem, num_samples: int = 2, **options: Any) -> Case:
+    return Case(name, Setting("plain", num_samples, lambda _: options), problem)
+
+
+def gradients(case: Case, points: Tensor, count: int) -> Tensor:
+    """The estimate for each draw."""
+    result, copies = results(case, points, count)
+    return torch.autograd.grad(result.sum(), copies)[0]
+
+
+def second_moment(case: Case) -> Tensor:
+    """Of every coordinate, by enumeration; unbiased estimators differ in it as in variance."""
+    points, probs = all_draws(case)
+    squares = gradients(case, points, len(probs)).square()
+    return torch.tensordot(probs, squares, 1)
+
+
+def variance(case: Case) -> Tensor:
+    exact = discretegrad.exact_gradient(
+        case.problem.logits, case.problem.f, family=case.problem.family, mask=case.problem.mask
+    )
+    return second_moment(case) - exact.square()
+
+
+def random_bits(count: int, size: float, seed: int) -> Problem:
+    return Problem(f"seed {seed}", "bernoulli", size * normal(count, seed=100 + seed))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_disarm_varies_less_than_leave_one_out_for_one_bit(seed):
+    """By exactly the probability of the likelier value."""
+    problem = random_bits(1, size=2.0, seed=seed)
+    disarm, independent = (second_moment(plain(x, problem)) for x in ("disarm", "leave_one_out"))
+    likely = torch.sigmoid(problem.logits.abs())
+    torch.testing.assert_close(disarm, likely * independent, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_disarm_varies_at_most_twice_the_likelier_probability_times_leave_one_out(seed):
+    """For every function and coordinate.
+
+    For two samples that differ in a bit, E (f(1, x) - f(0, x'))^2 over the other bits is, by
+    Cauchy and Schwarz, at most twice as large for antithetic x and x' as for independent ones.
+    So at p = 1/2, where the factor is 1, DisARM never varies more.
+    """
+    for size in (0.0, 0.5, 3.0):
+        problem = random_bits(4, size, seed)
+        object.__setattr__(problem, "weight", normal(4, 4, seed=seed).mul(2).requires_grad_())
+        disarm, independent = (
+            second_moment(plain(x, problem)) for x in ("disarm", "leave_one_out")
+        )
+        factor = 2 * torch.sigmoid(problem.logits.abs())
+        assert (disarm <= factor * independent + 1e-14).all()
+
+
+FIXED_BITS = [problem for problem in PROBLEMS if problem.family == "bernoulli"]
+
+
+@pytest.mark.parametrize("problem", FIXED_BITS, ids=str)
+def test_disarm_varies_less_than_leave_one_out_on_fixed_problems(problem):
+    disarm, independent = (variance(plain(x, problem)) for x in ("disarm", "leave_one_out"))
+    assert disarm.sum() < independent.sum()
+
+
+def test_disarm_may_vary_more_than_leave_one_out():
+    """The order is no theorem for several bits: an even bit decides f, the others are uneven.
+
+    Antithetic samples always differ in the even bit, so the others always get its noise.
+    """
+    problem = FirstBit("one of five", "bernoulli", torch.tensor([0.0, *[-1.4] * 4]).double())
+    disarm, independent = (variance(plain(x, problem)) for x in ("disarm", "leave_one_out"))
+    assert disarm.sum() > 1.1 * independent.sum()
+
+
+@pytest.mark.parametrize("problem", FIXED_BITS, ids=str)
+def test_arms_with_two_samples_is_disarm(problem):
+    uniform, probs = score_oracles.pairs(problem, 1)
+    # exponential numbers v and 1 - v have the shares v and 1 - v
+    both = -torch.expm1(-torch.cat([1 - uniform, uniform]))
+    arms = gradients(plain("arms", problem), both, len(probs))
+    disarm = gradients(plain("disarm", problem), uniform, len(probs))
+    torch.testing.assert_close(arms, disarm, rtol=0, atol=TOLERANCES["same"])
+    assert disarm.abs().max() > 0.1
+    same_variance = [variance(plain(x, problem)) for x in ("arms", "disarm")]
+    torch.testing.assert_close(*same_variance, rtol=0, atol=TOLERANCES["same"])
+
+
+@pytest.mark.parametrize("tree", ["balanced", "stick_breaking"])
+@pytest.mark.parametrize("problem", FIXED_BITS[:2], ids=str)
+def test_a_tree_of_two_categories_is_disarm(problem, tree):
+    uniform, probs = score_oracles.pairs(problem, 1)
+    bits = plain("disarm", problem)
+    disarm = gradients(bits, uniform, len(probs))
+
+    class Bits(Problem):
+        def f(self, z):
+            return problem.f(z[..., 1])
+
+    two = torch.stack([torch.zeros_like(problem.logits), problem.logits], -1)
+    rows = plain("disarm_tree", Bits("two", "categorical", two), tree=tree)
+    # disarm compares the uniform with the less likely value, the tree with the second category
+    for_nodes = torch.where(problem.logits > 0, 1 - uniform, uniform).unsqueeze(-1)
+    of_tree = gradients(rows, for_nodes, len(probs))
+    torch.testing.assert_close(of_tree[..., 1], disarm, rtol=0, atol=TOLERANCES["same"])
+    torch.testing.assert_close(of_tree[..., 0], -disarm, rtol=0, atol=TOLERANCES["same"])
+
+
+class Reduction(NamedTuple):
+    """With its control variate off, an estimator is a simpler one."""
+
+    label: str
+    name: str
+    options: Callable[[Problem], Mapping[str, Any]]
+    simpler: str
+
+
+def no_control(z: Tensor) -> Tensor:
+    return 0 * z.flatten(2).sum(-1)
+
+
+REDUCTIONS = [
+    Reduction("alpha=0", "double_cv", lambda _: {"alpha": 0.0}, "leave_one_out"),
+    Reduction("start", "rodeo", lambda p: {"control": stein_network(p)}, "leave_one_out"),
+    Reduction("no control", "relax", lambda _: {"control": no_control, "tied": True}, "rebar"),
+    Reduction("nothing", "relax", lambda _: {"control": no_control, "scale": 0.0}, "reinforce"),
+    Reduction("scale=0", "rebar", lambda _: {"scale": 0.0}, "reinforce"),
+    Reduction("nothing", "muprop", lambda _: {"offset": 0.0, "slope": 0.0}, "reinforce"),
+]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "problem"),
+    [
+        pytest.param(reduction, problem, id=f"{reduction.name}-{reduction.label}-{problem}")
+        for reduction in REDUCTIONS
+        for problem in PROBLEMS
+        if problem.family in SCORE[reduction.name].families
+    ],
+)
+def test_without_its_control_variate_an_estimator_is_a_simpler_one(reduction, problem):
+    """On the same samples, which all estimators draw first."""
+    options = reduction.options(problem)
+    found = draw_many(plain(reduction.name, problem, 3, **options), count=500)
+    simpler = draw_many(plain(reduction.simpler, problem, 3), count=500)
+    for x, y in zip(found, simpler, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=TOLERANCES["same"])
+
+
+@pytest.mark.parametrize("family", ["bernoulli", "categorical"])
+def test_no_variance_for_linear_f(family):
+    logits = next(x for x in PROBLEMS if str(x) == f"{family}-small").logits
+    problem = Linear("linear", family, logits)
+    cases = [plain("muprop", problem, 1), plain("muprop", problem, 2)]
+    if family == "bernoulli":
+        cases += [plain("double_cv", problem, 2), plain("double_cv", problem, 3)]
+    for case in cases:
+        assert variance(case).abs().max() <= TOLERANCES["same"]
+        assert variance(plain("leave_one_out", problem)).min() > 0.01
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_more_samples_of_leave_one_out_are_worth_more_than_their_number(problem):
+    """It is a U-statistic: K times its variance does not grow with K (Hoeffding 1948)."""
+    two, three = (variance(plain("leave_one_out", problem, count)) for count in (2, 3))
+    assert (3 * three <= 2 * two + 1e-14).all()
+    assert (3 * three).sum() < 0.99 * (2 * two).sum()
+
+
+@pytest.mark.parametrize("problem", FIXED_BITS, ids=str)
+def test_pairs_of_disarm_are_independent(problem):
+    one, two = (variance(plain("disarm", problem, count)) for count in (2, 4))
+    torch.testing.assert_close(two, one / 2, rtol=0, atol=TOLERANCES["same"])
+
+
+def learned(module: nn.Module) -> list[nn.Parameter]:
+    """What can learn: a temperature only where there is a relaxed f."""
+    if isinstance(module, discretegrad.Relax) and module.scale is None:
+        return [x for x in module.parameters() if x is not module.log_tau]
+    return list(module.parameters())
+
+
+class Learner(NamedTuple):
+    """An estimator object, on a problem on which it has something to learn."""
+
+    label: str
+    name: str
+    make: Callable[[Problem], nn.Module]
+    problem: Problem
+    num_samples: int = 2
+
+    def __str__(self):
+        return f"{self.label}-{self.problem.family}"
+
+    def module(self) -> nn.Module:
+        return started(lambda: self.make(self.problem))
+
+
+BITS, KINDS = PROBLEMS[0], PROBLEMS[3]
+LEARNERS = [
+    *[
+        learner
+        for problem in (BITS, KINDS)
+        for learner in [
+            Learner("Reinforce", "reinforce", lambda p: discretegrad.Reinforce(Smooth(p)), problem),
+            Learner("MuProp", "muprop", lambda _: discretegrad.MuProp(0.2, 0.3), problem),
+            Learner("Rebar", "rebar", lambda _: discretegrad.Rebar(0.2, 0.3), problem, 1),
+            Learner(
+                "Rebar-untied",
+                "rebar",
+                lambda _: discretegrad.Rebar(0.2, 0.3, tied=False),
+                problem,
+                1,
+            ),
+            Learner(
+                "Relax",
+                "relax",
+                lambda p: discretegrad.Relax(
+                    discretegrad.ControlNetwork(p.logits.numel(), 8), tau=0.3, scale=0.2
+                ),
+                problem,
+                1,
+            ),
+            Learner(
+                "Relax-network-only",
+                "relax",
+                lambda p: discretegrad.Relax(
+                    discretegrad.ControlNetwork(p.logits.numel(), 8), scale=None
+                ),
+                problem,
+                1,
+            ),
+        ]
+    ],
+    Learner("DoubleCV", "double_cv", lambda _: discretegrad.bernoulli.DoubleCV(0.3), BITS),
+    Learner(
+        "Rodeo",
+        "rodeo",
+        lambda _: discretegrad.bernoulli.Rodeo(8, alpha=0.4, beta=-0.3),
+        BITS,
+    ),
+    Learner("Rodeo-start", "rodeo", lambda _: discretegrad.bernoulli.Rodeo(8), BITS, 3),
+]
+each_learner = pytest.mark.parametrize("learner", LEARNERS, ids=str)
+
+
+def test_every_module_is_tested():
+    modules = {row.module for row in SCORE.values() if row.module is not None}
+    assert {type(learner.module()) for learner in LEARNERS} == modules
+    for learner in LEARNERS:
+        assert SCORE[learner.name].module is type(learner.module())
+
+
+def batch_of(problem: Problem, count: int, spread: float = 0.5) -> Tensor:
+    """Batch elements that differ."""
+    noise = normal(count, *problem.logits.shape, seed=21)
+    return (problem.logits + spread * noise).requires_grad_()
+
+
+def estimate(learner: Learner, module: nn.Module, logits: Tensor, seed: int = 5) -> Tensor:
+    return expectation(
+        logits,
+        learner.problem.f,
+        module,
+        num_samples=learner.num_samples,
+        family=learner.problem.family,
+        generator=seeded(seed),
+    )
+
+
+def mean_square(learner: Learner, module: nn.Module, logits: Tensor) -> float:
+    value = estimate(learner, module, logits)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    return gradient.square().sum().item() / len(logits)
+
+
+def slope_by_differences(
+    learner: Learner, module: nn.Module, logits: Tensor, parameter: Tensor, place: int
+) -> float:
+    values = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            parameter.view(-1)[place] += step
+        values.append(mean_square(learner, module, logits))
+        with torch.no_grad():
+            parameter.view(-1)[place] -= step
+    return (values[0] - values[1]) / 2e-5
+
+
+@each_learner
+def test_parameters_get_the_gradient_of_the_mean_square(learner):
+    module, logits = learner.module(), batch_of(learner.problem, 6)
+    estimate(learner, module, logits).mean().backward()
+    biggest = 0.0
+    for parameter in learned(module):
+        assert parameter.grad is not None
+        for place in range(0, parameter.numel(), max(1, parameter.numel() // 4)):
+            found = parameter.grad.view(-1)[place].item()
+            slope = slope_by_differences(learner, module, logits, parameter, place)
+            assert found == pytest.approx(slope, rel=TOLERANCES["slope"], abs=1e-8)
+            biggest = max(biggest, abs(found))
+    assert biggest > 1e-3
+
+
+@each_learner
+def test_learning_reaches_nothing_else(learner):
+    """The logits and the parameters of f get the same gradient to the last bit without it."""
+    weight, found = learner.problem.weight, []
+    for frozen in (False, True):
+        module, logits = learner.module().requires_grad_(not frozen), batch_of(learner.problem, 6)
+        value = estimate(learner, module, logits)
+        gradients = torch.autograd.grad(value.square().mean(), (logits, weight))
+        found.append([value.detach(), *gradients])
+    for learning, without in zip(*found, strict=True):
+        assert torch.equal(learning, without)
+
+
+@each_learner
+def test_learning_reduces_the_variance_whatever_the_sign_of_the_loss(learner):
+    slopes, for_logits = [], []
+    for sign in (1.0, -1.0, 3.0):
+        module, logits = learner.module(), batch_of(learner.problem, 6)
+        (sign * estimate(learner, module, logits).mean()).backward()
+        slopes.append([x.grad / abs(sign) for x in learned(module)])
+        for_logits.append(logits.grad / sign)
+    for other in (1, 2):
+        torch.testing.assert_close(for_logits[other], for_logits[0], rtol=1e-13, atol=0)
+        for x, y in zip(slopes[other], slopes[0], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-13, atol=0)
+
+
+def train(learner: Learner, module: nn.Module, steps: int) -> None:
+    """On the one problem, from 50 draws at a time."""
+    learning = torch.optim.Adam(module.parameters(), lr=0.05)
+    logits = learner.problem.many(50)
+    for step in range(steps):
+        learning.zero_grad()
+        estimate(learner, module, logits, seed=step).mean().backward()
+        learning.step()
+
+
+def draws_of_module(learner: Learner, module: nn.Module) -> tuple[Tensor, Tensor]:
+    copies = learner.problem.many(DRAWS[False])
+    value = estimate(learner, module.requires_grad_(False), copies, seed=99)
+    return value.detach(), torch.autograd.grad(value.sum(), copies)[0]
+
+
+@each_learner
+def test_training_reduces_the_variance_and_adds_no_bias(learner):
+    module = learner.module()
+    before = draws_of_module(learner, module)[1].var(0).sum()
+    train(learner, module.requires_grad_(True), steps=120)
+    value, gradient = draws_of_module(learner, module)
+    assert gradient.var(0).sum() < 0.95 * before
+    exact = truth(learner.problem)
+    assert_mean(value, exact.value)
+    assert_mean(gradient, exact.gradient)
+
+
+def saved_and_loaded(module: nn.Module, fresh: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer))
+    return fresh
+
+
+@each_learner
+def test_a_saved_module_goes_on_bitwise(learner):
+    module = learner.module()
+    train(learner, module, steps=3)
+    other = saved_and_loaded(module, learner.module())
+    found = []
+    for x in (module, other):
+        x.zero_grad()
+        logits = batch_of(learner.problem, 6)
+        value = estimate(learner, x, logits)
+        value.mean().backward()
+        found.append([value.detach(), logits.grad, *(y.grad for y in learned(x))])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+def run_with_baseline(module: nn.Module, seed: int) -> tuple[float, Tensor]:
+    logits = batch_of(KINDS, 6)
+    value = expectation(logits, KINDS.f, module, num_samples=2, generator=seeded(seed))
+    return value.mean().item(), torch.autograd.grad(value.sum(), logits)[0]
+
+
+def test_running_baseline_is_the_corrected_mean_of_earlier_values():
+    decay = 0.8
+    module, seen = discretegrad.Reinforce("running", decay=decay).double(), []
+    for step in range(6):
+        weights = [decay ** (len(seen) - 1 - s) for s in range(len(seen))]
+        baseline = sum(w * x for w, x in zip(weights, seen, strict=True)) / sum(weights or [1])
+        if step == 4:
+            # outside training it is used and not changed
+            run_with_baseline(module.eval(), seed=77)
+            module.train()
+        value, gradient = run_with_baseline(module, seed=step)
+        _, expected_gradient = run_with_baseline(
+            discretegrad.Reinforce(lambda _, b=baseline: torch.tensor(b, dtype=torch.float64)),
+            seed=step,
+        )
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+        seen.append(value)
+    assert int(module.steps) == 6
+    fresh = saved_and_loaded(module, discretegrad.Reinforce("running", decay=decay).double())
+    first, second = (run_with_baseline(x, seed=50) for x in (module, fresh))
+    assert first[0] == second[0]
+    assert torch.equal(first[1], second[1])
+    assert torch.equal(module.mean, fresh.mean)
+
+
+def test_running_baseline_in_evaluation_is_used():
+    module = discretegrad.Reinforce("running").double()
+    for seed in range(5):
+        run_with_baseline(module, seed)
+    _, without = run_with_baseline(discretegrad.Reinforce(None), seed=9)
+    mean = module.mean.clone()
+    _, found = run_with_baseline(module.eval(), seed=9)
+    assert not torch.allclose(found, without)
+    assert torch.equal(module.mean, mean)
+
+
+def test_the_comparisons_share_the_failure_rate():
+    problems = [case.problem for case in ALL_CASES if case.name != "exact"]
+    problems += [learner.problem for learner in LEARNERS]
+    problems += [Problem("three bits", "bernoulli", torch.zeros(3))] * 2
+    assert sum(problem.logits.numel() + 1 for problem in problems) <= COMPARISONS
