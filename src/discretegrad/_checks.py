@@ -546,11 +546,22 @@ def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
         raise TypeError(
             f"{name}: expected the control variate to return a tensor, got {type(value).__name__}"
         )
-    if tuple(value.shape) != tuple(shape):
+    beyond = value.shape[len(shape) :]
+    if tuple(value.shape) != (*shape, *[1] * len(beyond)):
         raise ValueError(
             f"{name}: expected the control variate to return one number per sample and batch "
             f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
             "of leading axes."
+        )
+
+
+def check_control_input(name: str, num_inputs: int, size: int, shape: Sequence[int]) -> None:
+    """The last axes of what a control network sees make up its inputs."""
+    if size != num_inputs:
+        raise ValueError(
+            f"{name}: expected the last axes of z to have {num_inputs} elements together, got "
+            f"shape {tuple(shape)}. Make it for one joint sample: the variables of a batch "
+            "element, times the categories."
         )
 
 

@@ -19,6 +19,7 @@ from ._checks import (
     check_dim,
     check_family,
     check_logits,
+    check_loss,
     check_mask,
     check_rows,
 )
@@ -175,19 +176,13 @@ def _problem(
         check_bits(name, logits)
     with torch.no_grad():
         likeliest = (
-            torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+            torch.arange(logits.shape[-1], device=logits.device) == logits.argmax(-1, keepdim=True)
             if family == "categorical"
-            else (logits > 0).to(logits.dtype)
+            else logits > 0
         )
-        value = f(likeliest)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected f to return a tensor, got {type(value).__name__}")
+        value = f(likeliest.to(logits.dtype))
     variables = logits.shape[:-1] if family == "categorical" else logits.shape
-    if value.shape != variables[: value.ndim]:
-        raise ValueError(
-            f"{name}: expected f to return one loss per batch element, a shape that begins "
-            f"{tuple(variables)}, got {tuple(value.shape)}. Sum f over its other axes."
-        )
+    check_loss(name, value, variables)
     latent = variables[value.ndim :]
     states = logits.shape[-1] if family == "categorical" else 2
     if states ** min(math.prod(latent), 64) > max_outcomes:
@@ -211,7 +206,7 @@ def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
     states, device = problem.states, problem.logits.device
     place = states ** torch.arange(math.prod(problem.latent_shape), device=device)
     number = torch.arange(first, last, device=device).unsqueeze(-1)
-    digits = (number // place % states).reshape(-1, *problem.latent_shape)
+    digits = (number // place % states).reshape(last - first, *problem.latent_shape)
     if problem.family == "categorical":
         digits = torch.nn.functional.one_hot(digits, states)
     return digits.to(problem.dtype)

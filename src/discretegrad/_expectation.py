@@ -86,8 +86,8 @@ def expectation(
     """
     name = "expectation"
     check_family(name, family)
-    check_logits(name, logits)
     check_objective(name, f)
+    check_logits(name, logits)
     row = get(estimator) if isinstance(estimator, str) else estimator
     if not isinstance(row, Estimator):
         check_estimator(name, row)

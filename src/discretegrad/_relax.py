@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ._checks import check_control_value
+from ._checks import check_control_value, check_differentiable
 from ._draw import draw_exponential, draw_logistic
 from ._gumbel import gumbel_gaps, relaxed_bit_logit
 from ._math import divide_finite, sigmoid
+from ._modes import compiling, transforming
 from ._score import (
     Task,
     as_bits,
@@ -73,21 +74,30 @@ def estimate(
         plain = spread(signal(task, losses), samples) * score(task, samples)
         return finish(task, losses, plain.mean(0))
 
+    watched = relaxes and not (transforming() or compiling())
+    reached = []
+
     def c(points: Tensor) -> Tensor:
         total = torch.zeros((), dtype=points.dtype, device=points.device)
         if relaxes:
             relaxed = _relaxed(task, points, tau).to(task.logits.dtype)
+            if watched:
+                relaxed.register_hook(lambda _: reached.append(True))
             total = total + scale * evaluate(task, relaxed).to(points.dtype)
         if control is not None:
+            shape = (len(points), *losses.shape[1:])
             values = call_network(control, points.masked_fill(points.isinf(), 0))
-            check_control_value(task.name, values, (len(points), *losses.shape[1:]))
-            total = total + values
+            check_control_value(task.name, values, shape)
+            total = total + values.reshape(shape)
         return total
 
     points = _given(task, samples, noise)
     if free_noise is not None:
         points = torch.cat([points, _given(task, samples, free_noise)])
     values, slopes = value_and_slope(task, c, points, learn=can_learn(learned))
+    if watched and not reached:
+        # the control variate has a slope but f has none: the estimate would be biased
+        check_differentiable(task.name, None)
 
     count = len(samples)
     values, given_slopes, free_slopes = values[:count], slopes[:count], slopes[-count:]

@@ -58,8 +58,8 @@ def open_task(
 ) -> Task:
     """Check the arguments of the estimator ``name`` and normalise them."""
     check_family(name, family)
-    check_logits(name, logits)
     check_objective(name, f)
+    check_logits(name, logits)
     check_flag(name, "vectorize", vectorize)
     if family == "categorical":
         check_category_axis(name, logits)
@@ -126,16 +126,16 @@ def evaluate_each(
 ) -> Tensor:
     """The losses of samples stacked along the first axis, as f returns them."""
     variables = samples.shape[1:-1] if family == "categorical" else samples.shape[1:]
+
+    def checked(sample: Tensor) -> Tensor:
+        loss = f(sample)
+        check_loss(name, loss, variables)
+        return loss
+
     if vectorize and len(samples) > 1:
-        losses = torch.vmap(f, randomness="different")(samples)
-        if isinstance(losses, Tensor):
-            check_loss(name, losses[0], variables)
+        losses: Tensor = torch.vmap(checked, randomness="different")(samples)
         return losses
-    found = []
-    for sample in samples.unbind():
-        found.append(f(sample))
-        check_loss(name, found[-1], variables)
-    return torch.stack(found)
+    return torch.stack([checked(sample) for sample in samples.unbind()])
 
 
 def evaluate_with_slope(task: Task, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,24 @@ def evaluate_with_slope(task: Task, samples: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         points = samples.detach().requires_grad_()
         losses = evaluate(task, points)
-        return losses, _slope(task, losses, points, keep=True, learn=False)
+        slopes = _slope(task, losses, points, keep=True, learn=False)
+    # else backward would go through f once more, for the points alone
+    return (losses if _reaches_more(losses, points) else losses.detach()), slopes
+
+
+def _reaches_more(losses: Tensor, points: Tensor) -> bool:
+    """Whether a gradient of the losses reaches anything besides the points."""
+    seen, ahead = set(), [losses.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # only the node that accumulates a leaf's gradient has a variable
+        if getattr(node, "variable", points) is not points:
+            return True
+        ahead += [before for before, _ in node.next_functions]
+    return False
 
 
 def value_and_slope(

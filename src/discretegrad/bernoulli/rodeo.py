@@ -154,7 +154,8 @@ class _Joint(NamedTuple):
 
 def _joint(task: Task, samples: Tensor, values: Tensor, slopes: Tensor) -> _Joint:
     def flat(x: Tensor) -> Tensor:
-        return x.to(task.fixed.dtype).reshape(*values.shape, -1)
+        x = x.to(task.fixed.dtype)
+        return x.flatten(values.ndim) if x.ndim > values.ndim else x.unsqueeze(-1)
 
     b = flat(samples)
     turn = 1 - 2 * b
@@ -167,7 +168,7 @@ def _other_outputs(
 ) -> tuple[Tensor, Tensor]:
     """H at a sample, (K, *batch, 2), and at its D neighbours, (K, *batch, D, 2)."""
     count = joint.samples.shape[0]
-    here, flipped = torch.zeros(()), torch.zeros(())
+    found = []
     for shift in range(1, count):
         b, slope, value = (x.roll(shift, 0) for x in (joint.samples, joint.slopes, joint.values))
         base = (slope * (joint.samples - b)).sum(-1, keepdim=True)
@@ -176,9 +177,9 @@ def _other_outputs(
         inputs = torch.stack([linear, level], -1)
         outputs = _network(control, inputs, learn)
         check_control_value(task.name, outputs, inputs.shape)
-        here = here.to(outputs) + outputs[..., 0, :]
-        flipped = flipped.to(outputs) + outputs[..., 1:, :]
-    return here / (count - 1), flipped / (count - 1)
+        found.append(outputs)
+    mean = torch.stack(found).mean(0)
+    return mean[..., 0, :], mean[..., 1:, :]
 
 
 def _network(control: Callable[[Tensor], Tensor], inputs: Tensor, learn: bool) -> Tensor:

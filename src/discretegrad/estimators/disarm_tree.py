@@ -140,7 +140,7 @@ def _leaf(goes_right: Tensor, tree: Tree) -> Tensor:
     if tree == "stick_breaking":
         return goes_right.long().cumprod(-1).sum(-1, keepdim=True)
     n = goes_right.shape[-1] + 1
-    leaf = torch.zeros_like(goes_right[..., :1], dtype=torch.long)
+    leaf = goes_right.new_zeros((*goes_right.shape[:-1], 1), dtype=torch.long)
     for level in reversed(range((n - 1).bit_length())):
         node = leaf + 2**level
         choice = goes_right.gather(-1, (node - 1).clamp(max=n - 2))

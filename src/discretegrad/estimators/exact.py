@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import check_generator, check_num_samples, check_objective
+from .._checks import check_flag, check_generator, check_num_samples, check_objective
 from .._exact import MAX_OUTCOMES, exact_expectation
 from .._types import Family, Objective
 
@@ -59,6 +59,7 @@ def exact(
         tensor([-0.4444, -0.1111,  0.5556])
     """
     check_objective("exact", f)
+    check_flag("exact", "vectorize", vectorize)
     check_num_samples("exact", num_samples, 1, "")
     value = exact_expectation(
         logits,

@@ -164,7 +164,7 @@ class Reinforce(nn.Module):
         before = torch.where(self.steps > 0, self.mean / seen.clamp_min(1e-12), 0.0)
         result = reinforce(logits, f, baseline=lambda _: before, **arguments)
         if self.training and result.numel() > 0:
-            self._update(result.detach().mean().to(self.mean.dtype))
+            self._update(result.detach().mean().to(self.mean))
         return result
 
     def _update(self, value: Tensor) -> None:

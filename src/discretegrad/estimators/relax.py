@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._checks import (
     check_coefficient,
     check_control,
+    check_control_input,
     check_count,
     check_flag,
     check_num_samples,
@@ -127,6 +128,7 @@ class ControlNetwork(nn.Module):
         while size < self.num_inputs and axes < z.ndim:
             axes += 1
             size *= z.shape[-axes]
+        check_control_input("ControlNetwork", self.num_inputs, size, z.shape)
         value: Tensor = self.network(z.flatten(-axes) if axes else z.unsqueeze(-1)).squeeze(-1)
         return value
 

@@ -1,0 +1,187 @@
+"""The front and the score-function estimators on a CUDA device."""
+
+import math
+
+import pytest
+import torch
+
+from discretegrad import (
+    ESTIMATORS,
+    ControlNetwork,
+    MuProp,
+    Rebar,
+    Reinforce,
+    Relax,
+    bernoulli,
+    expectation,
+)
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+
+def control(z):
+    """A control variate for joint samples that take up all but the first two axes."""
+    return z.mul(0.7).tanh().flatten(2).sum(-1)
+
+
+def stein_control(x):
+    return (x * 0.3).tanh() + x.flip(-1) * 0.1
+
+
+OPTIONS = {
+    "gumbel_rao": {"num_draws": 3},
+    "relax": {"control": control},
+    "rodeo": {"control": stein_control, "alpha": 0.7, "beta": -0.4},
+}
+CASES = [
+    pytest.param(row, family, id=f"{row.name}-{family}")
+    for row in ESTIMATORS.values()
+    for family in row.families
+]
+each_case = pytest.mark.parametrize(("row", "family"), CASES)
+LEARNERS = {
+    "Reinforce running": ("categorical", lambda: Reinforce()),
+    "Reinforce network": ("categorical", lambda: Reinforce(ControlNetwork(12))),
+    "MuProp": ("categorical", lambda: MuProp()),
+    "Rebar": ("categorical", lambda: Rebar()),
+    "Relax": ("categorical", lambda: Relax(ControlNetwork(12))),
+    "DoubleCV": ("bernoulli", lambda: bernoulli.DoubleCV()),
+    "Rodeo": ("bernoulli", lambda: bernoulli.Rodeo(alpha=0.3, beta=-0.2)),
+}
+
+
+class Problem:
+    """Three variables and a cubic function of them."""
+
+    def __init__(self, family, device="cuda", dtype=torch.float32):
+        shape = (3, 4) if family == "categorical" else (3,)
+        cpu = torch.Generator().manual_seed(0)
+        self.family = family
+        self.logits = torch.randn(64, *shape, generator=cpu).to(device, dtype).requires_grad_()
+        self.weight = torch.randn(shape, generator=cpu).to(device, dtype).requires_grad_()
+        self.mask = (torch.randn(64, *shape, generator=cpu) < 1.3).to(device)
+        if family == "categorical":
+            self.mask[..., 0] = True
+
+    def f(self, z):
+        x = (z * self.weight).flatten(1).sum(-1)
+        return (x - 0.3) ** 3 + x
+
+    def run(self, estimator, **arguments):
+        return expectation(
+            self.logits, self.f, estimator, num_samples=4, family=self.family, **arguments
+        )
+
+
+def name_of(row):
+    return {"estimator": row.name, **OPTIONS.get(row.name, {})}
+
+
+def assert_never_waits(step):
+    step()  # first calls may load kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@each_case
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_no_call_makes_the_gpu_wait(row, family, vectorize):
+    problem = Problem(family)
+
+    def step():
+        result = problem.run(**name_of(row), mask=problem.mask, vectorize=vectorize)
+        result.mean().backward()
+
+    assert_never_waits(step)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("name", LEARNERS)
+def test_no_estimator_object_makes_the_gpu_wait(name):
+    family, make = LEARNERS[name]
+    problem, estimator = Problem(family), make().cuda()
+    assert_never_waits(lambda: problem.run(estimator).mean().backward())
+    for parameter in estimator.parameters():
+        assert parameter.grad.device.type == "cuda"
+        assert parameter.grad.isfinite().all()
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_contract_on_the_gpu(row, family, dtype):
+    problem = Problem(family, dtype=dtype)
+    with torch.no_grad():
+        problem.logits[0] *= 1e4
+    state = torch.cuda.get_rng_state()
+    runs = []
+    for _ in range(2):
+        generator = torch.Generator("cuda").manual_seed(3)
+        result = problem.run(**name_of(row), generator=generator)
+        gradients = torch.autograd.grad(result.sum(), (problem.logits, problem.weight))
+        runs.append((result, *gradients))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    for first in runs[0]:
+        assert first.device.type == "cuda"
+        assert first.dtype == dtype
+        assert first.isfinite().all()
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert runs[0][0].shape == (64,)
+
+
+@pytest.fixture
+def fixed_draws(monkeypatch):
+    """Random numbers that depend on the shape only, the same on every device."""
+
+    def rand(shape, dtype=torch.float32, device=None, generator=None):
+        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
+        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
+
+    def randint(high, shape, device=None, generator=None):
+        place = torch.arange(math.prod(shape), device=device)
+        return (place * 2654435761 % high).reshape(shape)
+
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(torch, "randint", randint)
+
+
+@each_case
+def test_gpu_agrees_with_the_cpu(row, family, fixed_draws):
+    found = []
+    for device in ("cpu", "cuda"):
+        problem = Problem(family, dtype=torch.float64)
+        for name in ("logits", "weight"):
+            leaf = getattr(problem, name).detach().to(device).requires_grad_()
+            setattr(problem, name, leaf)
+        result = problem.run(**name_of(row), mask=problem.mask.to(device))
+        weights = torch.linspace(-1, 2, 64, dtype=torch.float64, device=device)
+        gradients = torch.autograd.grad((result * weights).sum(), (problem.logits, problem.weight))
+        found.append([x.detach().cpu() for x in (result, *gradients)])
+    for cpu, cuda in zip(*found, strict=True):
+        torch.testing.assert_close(cuda, cpu, rtol=1e-9, atol=1e-11)
+
+
+@each_case
+def test_generator_of_another_device_is_an_error(row, family):
+    problem = Problem(family)
+    with pytest.raises(ValueError, match=r"expected a generator on the logits' device cuda:0, got"):
+        problem.run(**name_of(row), generator=torch.Generator())
+
+
+@pytest.mark.parametrize("make", [Reinforce, MuProp, Rebar])
+def test_numbers_of_an_estimator_object_may_stay_on_the_cpu(make):
+    problem, estimator = Problem("categorical"), make()
+    for _ in range(2):
+        problem.run(estimator).mean().backward()
+    assert problem.logits.grad.isfinite().all()
+    for parameter in estimator.parameters():
+        assert parameter.grad.device.type == "cpu"
+        assert parameter.grad.isfinite().all()
