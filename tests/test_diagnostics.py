@@ -546,6 +546,10 @@ def test_what_a_budget_buys():
     # a bias that may be zero is none of what lasts
     assert unbiased.bias_detected is False
     assert unbiased.mse_per_evaluation == approx(2 * unbiased.variance)
+    assert four.error(100) == approx(math.sqrt(four.bias_squared + four.variance * 4 / 100))
+    assert unbiased.error(100) == approx(math.sqrt(unbiased.variance * 2 / 100))
+    assert unbiased.error(1) ** 2 == approx(unbiased.mse_per_evaluation)
+    assert DiagnosisRow("mine", "mine", 1).error(100) is None
     for row in result.rows:
         assert row.relative_bias == approx(row.bias / result.gradient_norm)
         assert row.relative_deviation == approx(math.sqrt(row.variance) / result.gradient_norm)

@@ -103,6 +103,22 @@ class DiagnosisRow:
     mse_per_second: float | None = None
     """``bias_squared + variance * seconds``, likewise: the error that one second buys."""
 
+    def error(self, evaluations: float) -> float | None:
+        """Root mean squared error of the mean of all estimates that a budget pays for.
+
+        Args:
+            evaluations: The budget, in evaluations of f: images times samples times the steps that
+                an optimiser averages over, say.
+
+        Returns:
+            The root of the squared bias (zero if it may be zero) and of what averaging leaves of
+            the variance; None where the number of evaluations is not known.
+        """
+        if self.variance is None or self.bias_squared is None or self.evaluations is None:
+            return None
+        lasting = 0.0 if self.bias_detected is False else self.bias_squared
+        return math.sqrt(lasting + self.variance * self.evaluations / evaluations)
+
     @property
     def applicable(self) -> bool:
         """Whether the estimator gave at least two finite estimates."""
