@@ -35,6 +35,9 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def sigmoid_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
     """``sigmoid(x)`` and ``sigmoid(-x)``, with one exponential for both."""
+    if x.device.type != "cpu":
+        # the flaw is that of the CPU; elsewhere fewer operations count for more
+        return torch.sigmoid(x), torch.sigmoid(-x)
     small = (-x.abs()).exp()
     likely, unlikely = 1 / (1 + small), small / (1 + small)
     negative = x < 0

@@ -85,12 +85,11 @@ def arms(
 def _at(task: Task, uniform: Tensor) -> Tensor:
     count = uniform.shape[0]
     unlikely = torch.minimum(task.mean, task.rest)
-    # minus standard exponential noise; 1 - d_k is the share that the others have in its sum
+    # minus standard exponential noise, of which d_k is the share of sample k
     noise = torch.log1p(-uniform)
-    total = noise.sum(0).clamp_max(-torch.finfo(noise.dtype).tiny)
-    share = (total - noise) / total
-    # (1 - d_k)^(K-1) < a, with the root taken of the smaller tensor
-    flipped = share < unlikely.to(share.dtype) ** (1 / (count - 1))
+    # (1 - d_k)^(K-1) < a, solved for the noise, so that roots are taken of the smaller tensor
+    least_share = 1 - unlikely.to(noise.dtype) ** (1 / (count - 1))
+    flipped = noise < least_share * noise.sum(0)
     samples = (flipped ^ (task.fixed > 0)).to(task.logits.dtype)
     losses = evaluate(task, samples)
     if not wants_gradient(task):
