@@ -41,8 +41,9 @@ types: $(VENV)/.dev  ## static types
 docs: $(VENV)/.dev  ## build the documentation, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-benchmark: $(VENV)/.dev  ## CPU benchmark: writes benchmarks/results.csv and the table in the docs
+benchmark: $(VENV)/.dev  ## CPU benchmarks: write benchmarks/*.csv and the tables in the docs
 	$(PY) benchmarks/run.py
+	$(PY) benchmarks/steps.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -512,7 +512,7 @@ def plants_for(problem: str) -> list[Plant]:
             "independent weight",
             case_of("arms", "plain", 3, bits),
             "_weight",
-            lambda original, problem: lambda unlikely, count: torch.ones_like(unlikely),
+            lambda original, problem: lambda unlikely, root, count: torch.ones_like(unlikely),
         ),
         *[
             Plant(label, case_of("disarm_tree", tree, 2, kinds), function, replace)

@@ -88,19 +88,19 @@ def _at(task: Task, uniform: Tensor) -> Tensor:
     # minus standard exponential noise, of which d_k is the share of sample k
     noise = torch.log1p(-uniform)
     # (1 - d_k)^(K-1) < a, solved for the noise, so that roots are taken of the smaller tensor
-    least_share = 1 - unlikely.to(noise.dtype) ** (1 / (count - 1))
-    flipped = noise < least_share * noise.sum(0)
+    root = unlikely.to(noise.dtype) ** (1 / (count - 1))
+    flipped = noise < (1 - root) * noise.sum(0)
     samples = (flipped ^ (task.fixed > 0)).to(task.logits.dtype)
     losses = evaluate(task, samples)
     if not wants_gradient(task):
         return losses.mean(0)
     f_values = signal(task, losses)
     advantage = spread(f_values - others_mean(f_values), samples)
-    gradient = _weight(unlikely, count) * (advantage * score(task, samples)).mean(0)
+    gradient = _weight(unlikely, root, count) * (advantage * score(task, samples)).mean(0)
     return finish(task, losses, gradient)
 
 
-def _weight(unlikely: Tensor, count: int) -> Tensor:
+def _weight(unlikely: Tensor, root: Tensor, count: int) -> Tensor:
     """``a (1 - a) / (a - a_2)``; divided by a above and below, so that a may be zero."""
-    share_of_both = (2 - unlikely ** (-1 / (count - 1))).clamp_min(0) ** (count - 1)
-    return (1 - unlikely) / (1 - share_of_both)
+    share_of_both = (2 - 1 / root).clamp_min(0) ** (count - 1)
+    return (1 - unlikely) / (1 - share_of_both).to(unlikely.dtype)
