@@ -230,7 +230,9 @@ class Rodeo(nn.Module):
         check_coefficient("Rodeo", "alpha", alpha)
         check_coefficient("Rodeo", "beta", beta)
         self.network = nn.Sequential(
-            nn.Linear(2, hidden), nn.LeakyReLU(0.3), nn.Linear(hidden, 2, bias=False)
+            nn.Linear(2, hidden),
+            nn.LeakyReLU(0.3, inplace=True),  # the hidden layer is most of the memory
+            nn.Linear(hidden, 2, bias=False),
         )
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
         self.beta = nn.Parameter(torch.tensor(float(beta)))
