@@ -40,8 +40,9 @@ def sigmoid_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sigmoid(x), torch.sigmoid(-x)
     small = (-x.abs()).exp()
     likely, unlikely = 1 / (1 + small), small / (1 + small)
-    negative = x < 0
-    return torch.where(negative, unlikely, likely), torch.where(negative, likely, unlikely)
+    # exact for a weight of 0 or 1, and much faster than torch.where
+    negative = (x < 0).to(x.dtype)
+    return torch.lerp(likely, unlikely, negative), torch.lerp(unlikely, likely, negative)
 
 
 def divide_finite(x: Tensor, tau: Temperature) -> Tensor:

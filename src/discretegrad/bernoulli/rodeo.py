@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
 from .._checks import (
@@ -199,6 +200,22 @@ def _stein(joint: _Joint, h: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return of_f, joint.centred * of_h2.unsqueeze(-1) + moved
 
 
+class _SteinNetwork(nn.Module):
+    """H: two inputs, one hidden layer, two outputs."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, hidden)
+        self.outer = nn.Linear(hidden, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        # the hidden layer is most of the memory of a step
+        x = leaky_relu(x, 0.3, inplace=not x.requires_grad)
+        outputs: Tensor = self.outer(x)
+        return outputs
+
+
 class Rodeo(nn.Module):
     """RODEO with the network of the paper: an estimator object.
 
@@ -229,11 +246,7 @@ class Rodeo(nn.Module):
         check_count("Rodeo", "hidden", hidden)
         check_coefficient("Rodeo", "alpha", alpha)
         check_coefficient("Rodeo", "beta", beta)
-        self.network = nn.Sequential(
-            nn.Linear(2, hidden),
-            nn.LeakyReLU(0.3, inplace=True),  # the hidden layer is most of the memory
-            nn.Linear(hidden, 2, bias=False),
-        )
+        self.network = _SteinNetwork(hidden)
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
         self.beta = nn.Parameter(torch.tensor(float(beta)))
 
