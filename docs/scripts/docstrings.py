@@ -19,6 +19,6 @@ class HouseStyle(griffe.Extension):
         """Let ``discretegrad.bernoulli.reinmax`` be the function, as in Python, not its file."""
         bernoulli = pkg["bernoulli"]
         for module in list(bernoulli.modules.values()):
-            for function in module.functions.values():
-                if function.is_public:
-                    bernoulli.set_member(function.name, function)
+            for member in [*module.functions.values(), *module.classes.values()]:
+                if member.is_public and not member.is_alias:
+                    bernoulli.set_member(member.name, member)
