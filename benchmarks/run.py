@@ -18,12 +18,12 @@ import argparse
 import csv
 import datetime
 import gc
+import io
 import json
 import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +42,10 @@ from rich.table import Table
 import cases as cases_module
 import discretegrad
 from cases import CASES, PROVIDERS, PYPI, TORCH, Case, Inputs, Provider, forward_backward
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "results.csv"
@@ -162,7 +166,7 @@ def gate_all(chosen: Sequence[Case], console: Console) -> list[str]:
 
 def measure_all(chosen: Sequence[Case], options: argparse.Namespace, console: Console) -> list[Row]:
     rows = []
-    about = provenance(options)
+    about = about_run(options)
     columns = (
         TextColumn("{task.description}", justify="right"),
         BarColumn(),
@@ -287,52 +291,29 @@ def spread(name: str, values: Sequence[float], digits: int) -> Row:
     }
 
 
-def provenance(options: argparse.Namespace) -> Row:
+def about_run(options: argparse.Namespace) -> Row:
     """Where, with what and how this run was made."""
     return {
         "threads": options.threads,
-        "cpu": cpu_name(),
+        "cpu": provenance.cpu_name(),
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "reinmax": version("reinmax"),
         "discretegrad": discretegrad.__version__,
-        "commit": git("rev-parse", "--short", "HEAD") or "unknown",
-        "uncommitted_changes": "yes" if git("status", "--porcelain") else "no",
+        "commit": provenance.commit(),
+        "uncommitted_changes": "yes" if provenance.has_changes() else "no",
         "date": datetime.date.today().isoformat(),
         "command": options.command,
     }
 
 
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def git(*arguments: str) -> str:
-    """What git says about this repository; nothing where there is none."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
-
-
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """All rows or none: a run that is cut off leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    partial.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    provenance.write_whole(path, text.getvalue())
 
 
 def summary(rows: Sequence[Row]) -> list[Table]:

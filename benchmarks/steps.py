@@ -23,12 +23,13 @@ import copy
 import csv
 import datetime
 import gc
+import io
 import json
 import os
 import platform
 import random
 import statistics
-import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import discretegrad
 from discretegrad import ESTIMATORS, Estimator
+
+sys.path.insert(0, str(ROOT / "examples"))
+
+import provenance
 
 QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "steps.csv"
 EVALUATIONS = 6  # of f in a step, by every estimator
@@ -638,46 +643,26 @@ def spread(name: str, values: Sequence[float], digits: int) -> Row:
     }
 
 
-def provenance(options: argparse.Namespace) -> Row:
+def about_run(options: argparse.Namespace) -> Row:
     """Where, with what and how this run was made."""
     is_gpu = options.device == "cuda"
-    commit = git("rev-parse", "--short", "HEAD")
-    changes = "yes" if git("status", "--porcelain") else "no"
+    commit = provenance.commit()
+    changes = "yes" if provenance.has_changes() else "no"
     return {
         "device": options.device,
-        "machine": torch.cuda.get_device_name() if is_gpu else cpu_name(),
-        "cpu": cpu_name(),
+        "machine": torch.cuda.get_device_name() if is_gpu else provenance.cpu_name(),
+        "cpu": provenance.cpu_name(),
         "cores": os.cpu_count() or 0,
         "threads": options.threads,
         "dtype": "float32",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "discretegrad": discretegrad.__version__,
-        "commit": commit or "unknown",
-        "uncommitted_changes": changes if commit else "unknown",
+        "commit": commit,
+        "uncommitted_changes": "unknown" if commit == "unknown" else changes,
         "date": datetime.date.today().isoformat(),
         "command": options.command,
     }
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def git(*arguments: str) -> str:
-    """What git says about this repository; nothing where there is none."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 def merge(stored: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list[Mapping[str, Any]]:
@@ -688,14 +673,11 @@ def merge(stored: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list[Mapp
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """All rows or none: a run that is cut off leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_name(path.name + ".partial")
-    with partial_path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[-1]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    partial_path.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[-1]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    provenance.write_whole(path, text.getvalue())
 
 
 def summary(rows: Sequence[Row]) -> list[Table]:
@@ -758,7 +740,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"  {fault}")
         return 1
 
-    about = provenance(options) | problem.sizes._asdict()
+    about = about_run(options) | problem.sizes._asdict()
     rows = [about | row for row in result_rows(providers, times, peaks)]
     write_csv(options.output, merge(stored, rows))
     for shown in summary(rows):

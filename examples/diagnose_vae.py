@@ -37,7 +37,6 @@ import re
 import shlex
 import statistics
 import struct
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +55,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import discretegrad
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "diagnose"
@@ -522,8 +525,12 @@ def _read_idx(path: Path, shape: tuple[int, ...], checksum: "hashlib._Hash") -> 
 
 def write(folder: Path, study: Study) -> None:
     """The study as two CSV files, each with comment lines that say how it was made."""
-    _write(folder / GRADIENTS, _as_csv(study.about, GradientRow._fields, study.gradients))
-    _write(folder / TRAINING, _as_csv(study.about, TrainingRow._fields, study.training))
+    provenance.write_whole(
+        folder / GRADIENTS, _as_csv(study.about, GradientRow._fields, study.gradients)
+    )
+    provenance.write_whole(
+        folder / TRAINING, _as_csv(study.about, TrainingRow._fields, study.training)
+    )
 
 
 def read(folder: Path) -> Study:
@@ -565,24 +572,15 @@ def _from_csv(path: Path, kind: Any) -> tuple[dict[str, str], list[Any]]:
     return dict(note.split(": ", 1) for note in notes), rows
 
 
-def _write(path: Path, text: str) -> None:
-    """All or nothing: a run that is cut off leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partly = path.with_name(path.name + ".partial")
-    partly.write_text(text, encoding="utf-8")
-    partly.replace(path)
-
-
 def _provenance(options: argparse.Namespace, images: Images) -> dict[str, str]:
-    changes = " with uncommitted changes" if _git("status", "--porcelain") else ""
+    changes = " with uncommitted changes" if provenance.has_changes() else ""
     return {
         "command": options.command,
         "date": datetime.date.today().isoformat(),
-        "discretegrad": f"{discretegrad.__version__}, commit "
-        f"{_git('rev-parse', '--short', 'HEAD') or 'unknown'}{changes}",
+        "discretegrad": f"{discretegrad.__version__}, commit {provenance.commit()}{changes}",
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{provenance.cpu_name()}, {os.cpu_count()} cores",
         "workers": f"{options.workers}, one thread each",
         "data": f"{len(images.train)} training and {len(images.test)} test images, sha256 of the "
         f"four files {images.checksum[:16]}",
@@ -593,25 +591,6 @@ def _provenance(options: argparse.Namespace, images: Images) -> dict[str, str]:
         "seeds": str(options.seeds),
         "evaluated": f"the first {options.evaluated} images of each part",
     }
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 # figures
@@ -927,7 +906,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         study = read(folder)  # rounded, so that figures and tables follow from the files
     draw(study, pictures)
     if options.store or options.render:
-        _write(PAGE, page(study, PAGE.read_text(encoding="utf-8")))
+        provenance.write_whole(PAGE, page(study, PAGE.read_text(encoding="utf-8")))
     for title, shown in (
         ("At the last stop, relative to the norm of the exact gradient", estimators_table(study)),
         (f"Error for {BUDGET} evaluations, by temperature", temperature_table(study)),

@@ -25,7 +25,6 @@ import os
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +44,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 import discretegrad
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED_CSV = ROOT / "results" / "demo" / "polynomial.csv"
@@ -135,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = read(csv_path)
     else:
         run = measure(options, console)
-        _write(csv_path, as_csv(run))
+        provenance.write_whole(csv_path, as_csv(run))
     draw(run, plot_path)
 
     headings, lines = table(run)
@@ -412,15 +415,14 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
 
 
 def _provenance(options: argparse.Namespace) -> dict[str, str]:
-    changes = " with uncommitted changes" if _git("status", "--porcelain") else ""
+    changes = " with uncommitted changes" if provenance.has_changes() else ""
     return {
         "command": options.command,
         "date": datetime.date.today().isoformat(),
-        "discretegrad": f"{discretegrad.__version__}, commit "
-        f"{_git('rev-parse', '--short', 'HEAD') or 'unknown'}{changes}",
+        "discretegrad": f"{discretegrad.__version__}, commit {provenance.commit()}{changes}",
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{provenance.cpu_name()}, {os.cpu_count()} cores",
         "device": options.device,
         "family": options.family,
         "steps": str(options.steps),
@@ -428,33 +430,6 @@ def _provenance(options: argparse.Namespace) -> dict[str, str]:
         "first seed": str(options.seed),
         "tau": str(options.tau),
     }
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing: a run that is cut off leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partly = path.with_name(path.name + ".partial")
-    partly.write_text(text, encoding="utf-8")
-    partly.replace(path)
 
 
 def _relative(path: Path) -> Path:

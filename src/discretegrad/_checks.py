@@ -33,6 +33,7 @@ _TAU_LIMITS = {
 
 ChecksMode = Literal["auto", "always", "never"]
 _MODES = get_args(ChecksMode)
+_FAMILIES = get_args(Family)
 
 
 def set_checks(mode: ChecksMode) -> ChecksMode:
@@ -342,8 +343,8 @@ def check_mean_baseline(name: str, order: object, as_released: object) -> None:
 
 def check_family(name: str, family: object) -> None:
     """``family`` is one of the two."""
-    if family not in get_args(Family):
-        raise ValueError(f"{name}: expected family to be one of {get_args(Family)}, got {family!r}")
+    if family not in _FAMILIES:
+        raise ValueError(f"{name}: expected family to be one of {_FAMILIES}, got {family!r}")
 
 
 def check_count(name: str, option: str, value: int) -> None:
