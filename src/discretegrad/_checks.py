@@ -372,7 +372,8 @@ def check_category_axis(name: str, logits: Tensor) -> None:
 
 def check_objective(name: str, f: object) -> None:
     """``f`` can be called."""
-    if not callable(f):
+    # torch 2.6 cannot trace callable() of a functools.partial
+    if not compiling() and not callable(f):
         raise TypeError(
             f"{name}: expected f to be a function from a sample to one loss per batch element, got "
             f"{type(f).__name__}. Arguments come in the order (logits, f)."

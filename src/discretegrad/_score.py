@@ -243,8 +243,8 @@ def finite_logits(task: Task) -> Tensor:
 
 def call_network(network: Objective, x: Tensor) -> Tensor:
     """A user's function or network on ``x``, in the dtype of its parameters and back."""
-    parameter = next(network.parameters(), None) if isinstance(network, nn.Module) else None
-    y = network(x if parameter is None else x.to(parameter.dtype))
+    parameters = list(network.parameters()) if isinstance(network, nn.Module) else []
+    y = network(x.to(parameters[0].dtype) if len(parameters) > 0 else x)
     return y.to(x.dtype) if isinstance(y, Tensor) else y
 
 
@@ -253,7 +253,7 @@ def learned_tensors(*sources: object) -> list[Tensor]:
     found: list[Tensor] = []
     for source in sources:
         if isinstance(source, nn.Module):
-            found += source.parameters()
+            found += list(source.parameters())
         elif isinstance(source, Tensor):
             found.append(source)
     return [x for x in found if x.requires_grad]
@@ -261,7 +261,7 @@ def learned_tensors(*sources: object) -> list[Tensor]:
 
 def can_learn(learned: Sequence[Tensor]) -> bool:
     """Whether learned tensors get a gradient here: not in a transform or a compiled function."""
-    return bool(learned) and torch.is_grad_enabled() and not (transforming() or compiling())
+    return len(learned) > 0 and torch.is_grad_enabled() and not (transforming() or compiling())
 
 
 def finish(task: Task, losses: Tensor, gradient: Tensor, learned: Sequence[Tensor] = ()) -> Tensor:
