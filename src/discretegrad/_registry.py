@@ -104,7 +104,18 @@ def _families(categorical: Function, bits: Function) -> Mapping[Family, Function
     return MappingProxyType({"categorical": categorical, "bernoulli": bits})
 
 
-_NONE: Mapping[Family, Function] = MappingProxyType({})
+def _score(**row: Any) -> Estimator:
+    """The row of a score-function estimator: all of them are unbiased, and few have noise."""
+    common: dict[str, Any] = {
+        "kind": "score",
+        "functions_at": MappingProxyType({}),
+        "noise": False,
+        "unbiased": True,
+        "exact_for": "everything",
+        "bias": "none",
+        "temperature": "none",
+    }
+    return Estimator(**{**common, **row})
 
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
@@ -253,18 +264,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 }""",
                 options=MappingProxyType({"order": 2, "as_released": False}),
             ),
-            Estimator(
+            _score(
                 name="reinforce",
                 label="REINFORCE",
-                kind="score",
                 functions=_families(reinforce, reinforce),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Williams 1992",
                 bibtex="""@article{williams1992simple,
   title   = {Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
@@ -278,18 +282,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 options=MappingProxyType({"baseline": None}),
                 module=Reinforce,
             ),
-            Estimator(
+            _score(
                 name="leave_one_out",
                 label="RLOO",
-                kind="score",
                 functions=_families(leave_one_out, leave_one_out),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Kool et al. 2019",
                 bibtex="""@inproceedings{kool2019buy,
   title     = {Buy 4 {REINFORCE} Samples, Get a Baseline for Free!},
@@ -299,18 +296,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 }""",
                 min_samples=2,
             ),
-            Estimator(
+            _score(
                 name="disarm",
                 label="DisARM",
-                kind="score",
                 functions=MappingProxyType({"bernoulli": bernoulli.disarm}),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Dong et al. 2020, arXiv:2006.10680",
                 bibtex="""@inproceedings{dong2020disarm,
   title     = {{DisARM}: An Antithetic Gradient Estimator for Binary Latent Variables},
@@ -322,18 +312,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 }""",
                 min_samples=2,
             ),
-            Estimator(
+            _score(
                 name="arms",
                 label="ARMS",
-                kind="score",
                 functions=MappingProxyType({"bernoulli": bernoulli.arms}),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Dimitriev and Zhou 2021, arXiv:2105.14141",
                 bibtex="""@inproceedings{dimitriev2021arms,
   title     = {{ARMS}: Antithetic-{REINFORCE}-Multi-Sample Gradient for Binary Variables},
@@ -345,18 +328,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 }""",
                 min_samples=2,
             ),
-            Estimator(
+            _score(
                 name="disarm_tree",
                 label="DisARM-Tree",
-                kind="score",
                 functions=MappingProxyType({"categorical": disarm_tree}),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Dong et al. 2021, arXiv:2106.08056",
                 bibtex="""@inproceedings{dong2021coupled,
   title     = {Coupled Gradient Estimators for Discrete Latent Variables},
@@ -369,18 +345,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 options=MappingProxyType({"tree": "balanced"}),
                 min_samples=2,
             ),
-            Estimator(
+            _score(
                 name="muprop",
                 label="MuProp",
-                kind="score",
                 functions=_families(muprop, muprop),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Gu et al. 2016, arXiv:1511.05176",
                 bibtex="""@inproceedings{gu2016muprop,
   title     = {{MuProp}: Unbiased Backpropagation for Stochastic Neural Networks},
@@ -395,18 +364,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 extra_slopes=1,
                 module=MuProp,
             ),
-            Estimator(
+            _score(
                 name="double_cv",
                 label="Double CV",
-                kind="score",
                 functions=MappingProxyType({"bernoulli": bernoulli.double_cv}),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Titsias and Shi 2022, arXiv:2111.05300",
                 bibtex="""@inproceedings{titsias2022double,
   title     = {Double Control Variates for Gradient Estimation in Discrete Latent Variable Models},
@@ -421,18 +383,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 slopes=1,
                 module=bernoulli.DoubleCV,
             ),
-            Estimator(
+            _score(
                 name="rodeo",
                 label="RODEO",
-                kind="score",
                 functions=MappingProxyType({"bernoulli": bernoulli.rodeo}),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=1,
-                temperature="none",
                 reference="Shi et al. 2022, arXiv:2202.09497",
                 bibtex="""@inproceedings{shi2022gradient,
   title     = {Gradient Estimation with Discrete {S}tein Operators},
@@ -448,16 +403,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 slopes=1,
                 module=bernoulli.Rodeo,
             ),
-            Estimator(
+            _score(
                 name="rebar",
                 label="REBAR",
-                kind="score",
                 functions=_families(rebar, rebar),
-                functions_at=_NONE,
                 noise=True,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=2,
                 temperature="0.1 to 1, or learned; changes the variance only",
                 reference="Tucker et al. 2017, arXiv:1703.07370",
@@ -475,16 +425,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 slopes=1,
                 module=Rebar,
             ),
-            Estimator(
+            _score(
                 name="relax",
                 label="RELAX",
-                kind="score",
                 functions=_families(relax, relax),
-                functions_at=_NONE,
                 noise=True,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=3,
                 temperature="0.1 to 1, or learned; changes the variance only",
                 reference="Grathwohl et al. 2018, arXiv:1711.00123",
@@ -504,18 +449,11 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 slopes=2,
                 module=Relax,
             ),
-            Estimator(
+            _score(
                 name="exact",
                 label="exact",
-                kind="score",
                 functions=_families(exact, exact),
-                functions_at=_NONE,
-                noise=False,
-                unbiased=True,
-                exact_for="everything",
-                bias="none",
                 evaluations=None,
-                temperature="none",
                 reference="this library",
                 bibtex="""@software{discretegrad,
   title  = {discretegrad: gradients through discrete random variables},
