@@ -15,26 +15,21 @@ follow from it.
 """
 
 import argparse
-import csv
 import datetime
 import gc
-import io
-import json
 import os
 import platform
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler is chatty otherwise
-
 import table
 import torch
+from measure import peak_bytes_on_cpu, provenance, spread, write_csv
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -42,10 +37,6 @@ from rich.table import Table
 import cases as cases_module
 import discretegrad
 from cases import CASES, PROVIDERS, PYPI, TORCH, Case, Inputs, Provider, forward_backward
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "results.csv"
@@ -239,23 +230,9 @@ def timed(provider: Provider, inputs: Inputs) -> float:
 def peak_extra_tensors(provider: Provider, inputs: Inputs) -> float:
     """Most memory alive at once in forward and backward, beyond the inputs.
 
-    In units of one tensor of the logits' size. The sample and the gradient count. Every
-    allocation that torch makes on the CPU is seen, also those inside an operation.
+    In units of one tensor of the logits' size. The sample and the gradient count.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        kept = forward_backward(provider, inputs)
-    del kept
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]"]
-    changes.sort(key=lambda event: event["ts"])
-    live = peak = 0
-    for change in changes:
-        live += change["args"]["Bytes"]
-        peak = max(peak, live)
+    peak = peak_bytes_on_cpu(lambda: forward_backward(provider, inputs))
     return peak / (inputs.logits.numel() * inputs.logits.element_size())
 
 
@@ -281,16 +258,6 @@ def case_rows(case: Case, times: dict[str, list[float]], peaks: dict[str, float]
     return rows
 
 
-def spread(name: str, values: Sequence[float], digits: int) -> Row:
-    """Median and 20th and 80th percentile, with so many significant digits."""
-    points = torch.tensor(values, dtype=torch.float64)
-    quantiles = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
-    return {
-        f"{name}{suffix}": float(f"{points.quantile(q).item():.{digits}g}")
-        for suffix, q in quantiles.items()
-    }
-
-
 def about_run(options: argparse.Namespace) -> Row:
     """Where, with what and how this run was made."""
     return {
@@ -306,14 +273,6 @@ def about_run(options: argparse.Namespace) -> Row:
         "date": datetime.date.today().isoformat(),
         "command": options.command,
     }
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    provenance.write_whole(path, text.getvalue())
 
 
 def summary(rows: Sequence[Row]) -> list[Table]:

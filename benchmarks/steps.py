@@ -20,17 +20,12 @@ docs/estimator-costs.md follows from it.
 import argparse
 import contextlib
 import copy
-import csv
 import datetime
 import gc
-import io
-import json
 import os
 import platform
 import random
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,10 +33,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler is chatty otherwise
-
 import steps_table
 import torch
+from measure import peak_bytes_on_cpu, provenance, spread, write_csv
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -51,10 +45,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import discretegrad
 from discretegrad import ESTIMATORS, Estimator
-
-sys.path.insert(0, str(ROOT / "examples"))
-
-import provenance
 
 QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "steps.csv"
 EVALUATIONS = 6  # of f in a step, by every estimator
@@ -178,7 +168,8 @@ def plan(row: Estimator, evaluations: int = EVALUATIONS) -> Plan:
     num_samples, left = divmod(evaluations - row.extra_evaluations, row.evaluations)
     if left or num_samples < row.min_samples:
         raise ValueError(f"{row.name} cannot use exactly {evaluations} evaluations of f")
-    return Plan(num_samples, evaluations, row.slopes * num_samples + row.extra_slopes)
+    cost = row.cost(num_samples)
+    return Plan(num_samples, *cost)
 
 
 @dataclass(frozen=True)
@@ -565,21 +556,7 @@ def peak_bytes(provider: Provider, problem: Problem) -> int:
         provider.step()
         torch.cuda.synchronize(problem.device)
         return torch.cuda.max_memory_allocated(problem.device) - before
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        kept = provider.step()
-    del kept
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]"]
-    changes.sort(key=lambda event: event["ts"])
-    live = peak = 0
-    for change in changes:
-        live += change["args"]["Bytes"]
-        peak = max(peak, live)
-    return peak
+    return peak_bytes_on_cpu(provider.step)
 
 
 def result_rows(
@@ -633,21 +610,11 @@ def shares(seconds: Sequence[float], needed: Sequence[float]) -> list[float]:
     return [1 - n / s for s, n in zip(seconds, needed, strict=False)]
 
 
-def spread(name: str, values: Sequence[float], digits: int) -> Row:
-    """Median and 20th and 80th percentile, with so many significant digits."""
-    points = torch.tensor(values, dtype=torch.float64)
-    quantiles = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
-    return {
-        f"{name}{suffix}": float(f"{points.quantile(q).item():.{digits}g}")
-        for suffix, q in quantiles.items()
-    }
-
-
 def about_run(options: argparse.Namespace) -> Row:
     """Where, with what and how this run was made."""
     is_gpu = options.device == "cuda"
-    commit = provenance.commit()
-    changes = "yes" if provenance.has_changes() else "no"
+    commit = options.commit or provenance.commit()
+    changes = "yes" if not options.commit and provenance.has_changes() else "no"
     return {
         "device": options.device,
         "machine": torch.cuda.get_device_name() if is_gpu else provenance.cpu_name(),
@@ -670,14 +637,6 @@ def merge(stored: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list[Mapp
     device = rows[0]["device"]
     kept = [row for row in stored if row["device"] != device]
     return sorted([*kept, *rows], key=lambda row: row["device"] != "cpu")
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[-1]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    provenance.write_whole(path, text.getvalue())
 
 
 def summary(rows: Sequence[Row]) -> list[Table]:
@@ -780,6 +739,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="the CSV to write (default: benchmarks/steps.csv for a full run, from which the page "
         "is made; output/benchmarks/steps.csv for a quick one)",
+    )
+    parser.add_argument(
+        "--commit",
+        metavar="HASH",
+        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
     )
     parser.add_argument(
         "--render",

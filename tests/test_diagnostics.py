@@ -533,6 +533,14 @@ def test_a_timed_step_includes_the_gradient_of_the_model():
     assert weight.grad is None
 
 
+def test_memory_that_runs_out_is_no_property_of_the_estimator():
+    def greedy(logits, f, **_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        diagnose(objective("cubic", "categorical"), logits_of("categorical"), [greedy])
+
+
 def test_what_a_budget_buys():
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     names = ["straight_through", ("straight_through", {"num_samples": 4}), "leave_one_out"]

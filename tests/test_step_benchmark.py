@@ -410,7 +410,7 @@ def test_a_run_that_breaks_off_leaves_the_old_file_whole(bench, tmp_path):
     path = tmp_path / "steps.csv"
     bench.steps.write_csv(path, [{"provider": "old"}])
     with pytest.raises(ValueError, match="unknown"):
-        bench.steps.write_csv(path, [{"unknown": "column"}, {"provider": "new"}])
+        bench.steps.write_csv(path, [{"provider": "new"}, {"unknown": "column"}])
     assert bench.table.read(path) == [{"provider": "old"}]
 
 

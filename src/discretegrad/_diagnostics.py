@@ -32,7 +32,7 @@ from ._modes import transforming
 from ._moments import Sums, Truth, moments, p_value_of, standard_errors, variance_of
 from ._progress import Bar, shown
 from ._registry import ESTIMATORS, Estimator, get
-from ._score import likeliest, open_task
+from ._score import graph_leaves, likeliest, open_task
 from ._types import Family, Objective
 
 EstimatorLike: TypeAlias = str | Estimator | Callable[..., Tensor]
@@ -502,7 +502,10 @@ def _row(
         sums = _collect(problem, entry, truth.vector, draws, generator, bar.advance)
         evaluations, slopes = _costs(problem, entry, generator)
         seconds = _seconds(problem, entry, generator)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the estimator: a smaller chunk_size may do
+    except (TypeError, ValueError, RuntimeError) as error:
+        # f and the logits are known to be good, so it is the estimator that cannot
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return _replace(start, status=f"not applicable: {lines[0]}")
     measures = _measures(sums, truth, evaluations, seconds)
@@ -607,12 +610,7 @@ def _costs(
         return counter.calls, len(counter.slopes)
     if row is None:
         return None, None
-    if row.evaluations is None:
-        return _outcomes(problem), 0
-    return (
-        row.evaluations * entry.num_samples + row.extra_evaluations,
-        row.slopes * entry.num_samples + row.extra_slopes,
-    )
+    return row.cost(entry.num_samples) or (_outcomes(problem), 0)
 
 
 def _outcomes(problem: _Problem) -> int:
@@ -633,24 +631,10 @@ def _seconds(problem: _Problem, entry: _Entry, generator: torch.Generator | None
         began = time.perf_counter()
         loss = _estimate(problem, private, problem.f, logits, generator).sum()
         # backward without .grad: everything that learns gets its gradient, and it is dropped
-        torch.autograd.grad(loss, _leaves(loss), allow_unused=True)
+        torch.autograd.grad(loss, list(graph_leaves(loss)), allow_unused=True)
         _synchronise(logits.device)
         times.append(time.perf_counter() - began)
     return statistics.median(times[_WARM_UPS:])
-
-
-def _leaves(loss: Tensor) -> list[Tensor]:
-    """Everything that ``loss.backward()`` would give a gradient."""
-    seen, waiting, found = set(), [loss.grad_fn], []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            found.append(node.variable)  # type: ignore[attr-defined]
-        waiting.extend(parent for parent, _ in node.next_functions)
-    return found
 
 
 def _synchronise(device: torch.device) -> None:

@@ -5,7 +5,7 @@ samples. The result is the mean of those values; in backward the logits get the 
 whatever f depends on gets its ordinary gradient, from the same evaluations.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -146,23 +146,25 @@ def evaluate_with_slope(task: Task, samples: Tensor) -> tuple[Tensor, Tensor]:
         points = samples.detach().requires_grad_()
         losses = evaluate(task, points)
         slopes = _slope(task, losses, points, keep=True, learn=False)
-    # else backward would go through f once more, for the points alone
-    return (losses if _reaches_more(losses, points) else losses.detach()), slopes
+    if all(leaf is points for leaf in graph_leaves(losses)):
+        # else backward would go through f once more, for the points alone
+        losses = losses.detach()
+    return losses, slopes
 
 
-def _reaches_more(losses: Tensor, points: Tensor) -> bool:
-    """Whether a gradient of the losses reaches anything besides the points."""
-    seen, ahead = set(), [losses.grad_fn]
+def graph_leaves(x: Tensor) -> Iterator[Tensor]:
+    """Everything that ``x.backward()`` would give a gradient."""
+    seen, ahead = set(), [x.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        # only the node that accumulates a leaf's gradient has a variable
-        if getattr(node, "variable", points) is not points:
-            return True
+        # only the node that accumulates the gradient of a leaf has a variable
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
         ahead += [before for before, _ in node.next_functions]
-    return False
 
 
 def value_and_slope(
