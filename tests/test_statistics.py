@@ -100,7 +100,7 @@ LOGITS = {
 
 def draws_of(logits, rows, generator):
     """Many draws from one row of logits, without storing its probabilities once per draw."""
-    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None, "auto")
+    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None)
     n = logits.shape[-1]
     per_piece = max(1, 2**24 // n)
     pieces = []
@@ -190,7 +190,7 @@ def give_uniform(monkeypatch, numbers):
 
 def draws_of_patched(logits, rows):
     """One call for all rows: the replaced source of uniforms gives a number to each."""
-    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None, "auto")
+    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None)
     n = logits.shape[-1]
     many = Rows(one.logits.expand(rows, n), one.probs.expand(rows, n), 1.0, -1)
     return _draw.draw_index("reinmax", many, None).squeeze(-1)
@@ -211,7 +211,7 @@ def rows_with_zeros(rows, n, dtype, seed):
     underflow = torch.rand(rows, n, generator=generator) < 0.2
     underflow[:, keep] = False
     logits[underflow] -= 2000
-    return categorical_rows("reinmax", logits.to(dtype), 1.0, -1, None, "auto")
+    return categorical_rows("reinmax", logits.to(dtype), 1.0, -1, None)
 
 
 def adversarial_uniforms(rows):
@@ -277,7 +277,7 @@ def test_rare_bernoulli_values_have_their_exact_share_of_the_uniforms(logit, dty
     At 16 the share is 1.1e-7: uniforms in float32 come in steps of 6e-8.
     """
     share = 1 / (1 + math.exp(abs(logit)))
-    bits = bernoulli_bits("reinmax", torch.tensor([logit], dtype=dtype), 1.0, None, "auto")
+    bits = bernoulli_bits("reinmax", torch.tensor([logit], dtype=dtype), 1.0, None)
     drawn = []
     for factor in (0, 0.9999, 1.0001):
         edge = torch.tensor([share * factor], dtype=torch.float64)
@@ -311,7 +311,7 @@ def test_frequency_of_rare_bernoulli_values(logit):
     logits = torch.full((draws // 10,), logit)
     generator = seeded(5)
     for _ in range(10):
-        bits = bernoulli_bits("reinmax", logits, 1.0, None, "auto")
+        bits = bernoulli_bits("reinmax", logits, 1.0, None)
         drawn = _draw.draw_value("reinmax", bits, generator)
         rare += int((drawn == (logit < 0)).sum())
     prob = 1 / (1 + math.exp(abs(logit)))
@@ -483,9 +483,9 @@ def test_noise_stays_off_its_ends(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 def test_one_draw_of_noise_has_its_distribution(dtype):
     like = torch.zeros(2**17, 2, dtype=dtype)
-    rows = categorical_rows("gumbel_softmax", like, 1.0, -1, None, "auto")
+    rows = categorical_rows("gumbel_softmax", like, 1.0, -1, None)
     exponential = _draw.draw_exponential(rows, seeded(13))
-    bits = bernoulli_bits("gumbel_softmax", like, 1.0, None, "auto")
+    bits = bernoulli_bits("gumbel_softmax", like, 1.0, None)
     logistic = _draw.draw_logistic(bits, seeded(14))
     assert (exponential > 0).all()
     assert exponential.isfinite().all()

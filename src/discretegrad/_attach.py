@@ -6,6 +6,7 @@ Backward calls the estimator's formula. ``torch.compile`` traces through both; `
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,14 +24,28 @@ _LOW_PRECISIONS = (torch.float16, torch.bfloat16)
 Vjp = Callable[..., Tensor]
 
 
-def attach_one_hot(rows: Rows, index: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
-    """The one-hot of ``index``, (..., 1), with the gradient ``vjp(g, index, *saved)``.
+@dataclass(frozen=True)
+class Draw:
+    """Categories that were drawn, with the gradient ``vjp(g, index, *saved)`` of their one-hot."""
 
-    What is saved are constant tensors with the leading axes of the logits; bind numbers to the
-    formula with ``functools.partial``.
-    """
-    sample = _apply(_one_hot, vjp, rows.logits, index, *saved)
-    return restore_dim(sample, rows.dim)
+    rows: Rows
+    index: Tensor
+    """int64, (..., 1)."""
+    vjp: Vjp
+    """The formula; bind numbers to it with ``functools.partial``."""
+    saved: tuple[Tensor, ...]
+    """Constant tensors with the leading axes of the logits."""
+
+
+def attach_one_hot(draw: Draw) -> Tensor:
+    """The one-hot of a draw, with its gradient, in the user's layout."""
+    rows = draw.rows
+    return restore_dim(dense_one_hot(draw.vjp, rows.logits, draw.index, *draw.saved), rows.dim)
+
+
+def dense_one_hot(vjp: Vjp, logits: Tensor, *saved: Tensor | None) -> Tensor:
+    """The one-hot of the first that is saved, an index (..., 1), with the gradient of ``vjp``."""
+    return _apply(_one_hot, vjp, logits, *saved)
 
 
 def attach_value(bits: Bits, value: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
@@ -38,11 +53,11 @@ def attach_value(bits: Bits, value: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
     return _apply(_zero_one, vjp, bits.logits, value, *saved)
 
 
-def attach_softmax(rows: Rows, index: Tensor, probs: Tensor) -> Tensor:
-    """The one-hot of ``index`` with the gradient of ``probs = softmax(x / tau)`` for x."""
+def softmax_draw(rows: Rows, index: Tensor, probs: Tensor) -> Draw:
+    """A draw with the gradient of ``probs = softmax(x / tau)`` for x."""
     if isinstance(rows.tau, Tensor):
-        return attach_one_hot(rows, index, _softmax_vjp, probs, rows.tau)
-    return attach_one_hot(rows, index, partial(_softmax_vjp, tau=rows.tau), probs)
+        return Draw(rows, index, _softmax_vjp, (probs, rows.tau))
+    return Draw(rows, index, partial(_softmax_vjp, tau=rows.tau), (probs,))
 
 
 def attach_sigmoid(bits: Bits, value: Tensor, logits: Tensor) -> Tensor:
@@ -120,13 +135,18 @@ def _softmax_vjp(g: Tensor, index: Tensor, probs: Tensor, tau: Temperature) -> T
 
 
 def _apply(*args: Any) -> Tensor:
-    apply = _Attach.apply
-    if not compiling() and not transforming():
-        # Function.apply inspects the signature of forward at every call, which takes longer than
-        # a small sample; outside transforms it then only calls its parent, as here
-        apply = super(torch.autograd.Function, _Attach).apply
-    sample: Tensor = apply(*args)[0]
+    sample: Tensor = apply_fast(_Attach)(*args)[0]
     return sample
+
+
+def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without what takes longer than a small sample."""
+    if compiling() or transforming():
+        return function.apply
+    # Function.apply inspects the signature of forward at every call; outside transforms it then
+    # only calls its parent, as here
+    fast: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return fast
 
 
 def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
@@ -165,10 +185,7 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
         anchor, *saved = ctx.saved_tensors
-        if compiling() or not (torch.is_grad_enabled() or transforming()):
-            gradient = _gradient(ctx.vjp, ctx.dtype, g, saved)
-        else:
-            gradient = _Backward.apply(ctx.vjp, ctx.dtype, anchor, g, *saved)
+        gradient = estimate(ctx.vjp, ctx.dtype, anchor, g, saved)
         return None, None, gradient, *[None] * len(saved)
 
     @staticmethod
@@ -176,7 +193,25 @@ class _Attach(torch.autograd.Function):
         return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, None)
 
 
-def _gradient(vjp: Vjp, dtype: torch.dtype, g: Tensor, saved: Sequence[Tensor]) -> Tensor:
+def estimate(
+    vjp: Vjp,
+    dtype: torch.dtype | None,
+    anchor: Tensor,
+    g: Tensor,
+    saved: Sequence[Tensor | None],
+) -> Tensor:
+    """The gradient ``vjp(g, *saved)`` of logits of this dtype, whose own derivative is an error.
+
+    A dtype of None stands for a formula that takes ``g`` as it is and knows its result's dtype.
+    """
+    if compiling() or not (torch.is_grad_enabled() or transforming()):
+        return _gradient(vjp, dtype, g, saved)
+    return _Backward.apply(vjp, dtype, anchor, g, *saved)
+
+
+def _gradient(
+    vjp: Vjp, dtype: torch.dtype | None, g: Tensor, saved: Sequence[Tensor | None]
+) -> Tensor:
     return vjp(g.float(), *saved).to(dtype) if dtype in _LOW_PRECISIONS else vjp(g, *saved)
 
 
@@ -190,7 +225,9 @@ class _Backward(torch.autograd.Function):
     apply: Callable[..., Tensor]  # torch leaves it without a type
 
     @staticmethod
-    def forward(vjp: Vjp, dtype: torch.dtype, anchor: Tensor, g: Tensor, *saved: Tensor) -> Tensor:
+    def forward(
+        vjp: Vjp, dtype: torch.dtype | None, anchor: Tensor, g: Tensor, *saved: Tensor | None
+    ) -> Tensor:
         return _gradient(vjp, dtype, g, saved)
 
     @staticmethod
@@ -198,7 +235,7 @@ class _Backward(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, *g: Tensor) -> Any:
         raise RuntimeError(
             "discretegrad: the gradient of a discrete sample is an estimate whose own derivative "
             "does not estimate a second derivative, so differentiating it again is refused. "

@@ -86,6 +86,13 @@ def draw_seed(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randint(high, shape, device=device, generator=generator)
 
 
+def draw_one_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """One non-negative int64 seed for a kernel, (1,), drawn on its device without a wait."""
+    if generator is None:  # see draw_seed
+        return torch.randint(2**63 - 1, (1,), device=device)
+    return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
+
+
 def _uniform(
     shape: Sequence[int],
     dtype: torch.dtype,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ._checks import check_bits, check_dim, check_logits, check_mask, check_tau
 from ._math import softmax
-from ._types import Backend, Temperature
-from .kernels.dispatch import choose
+from ._types import Temperature
 
 
 class Rows(NamedTuple):
@@ -51,7 +50,6 @@ def categorical_rows(
     tau: Temperature,
     dim: int,
     mask: Tensor | None,
-    backend: Backend,
     *,
     learnable_tau: bool = False,
 ) -> Rows:
@@ -60,7 +58,6 @@ def categorical_rows(
     check_dim(name, logits, dim)
     check_tau(name, tau, logits, dim, learnable=learnable_tau)
     check_mask(name, mask, logits)
-    choose(name.removesuffix("_at"), logits, backend)
     dtype = compute_dtype(logits.dtype)
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
@@ -78,7 +75,6 @@ def bernoulli_bits(
     logits: Tensor,
     tau: Temperature,
     mask: Tensor | None,
-    backend: Backend,
     *,
     learnable_tau: bool = False,
 ) -> Bits:
@@ -86,7 +82,6 @@ def bernoulli_bits(
     check_logits(name, logits)
     check_tau(name, tau, logits, None, learnable=learnable_tau)
     check_mask(name, mask, logits)
-    choose(name.removesuffix("_at"), logits, backend)
     dtype = compute_dtype(logits.dtype)
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)

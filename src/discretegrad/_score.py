@@ -63,11 +63,11 @@ def open_task(
     check_flag(name, "vectorize", vectorize)
     if family == "categorical":
         check_category_axis(name, logits)
-        rows = categorical_rows(name, logits, 1.0, -1, mask, "torch")
+        rows = categorical_rows(name, logits, 1.0, -1, mask)
         check_rows(name, rows.logits, rows.probs)
         fixed = rows.logits.detach().to(rows.probs.dtype)
         return Task(name, family, rows.logits, fixed, rows.probs, rows.probs, f, vectorize)
-    bits = bernoulli_bits(name, logits, 1.0, mask, "torch")
+    bits = bernoulli_bits(name, logits, 1.0, mask)
     mean, rest = sigmoid_and_rest(bits.fixed)
     return Task(name, family, bits.logits, bits.fixed, mean, rest, f, vectorize)
 

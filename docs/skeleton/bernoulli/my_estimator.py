@@ -10,6 +10,7 @@ from .._attach import attach_value
 from .._draw import draw_value, given_value
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def my_estimator(
@@ -63,7 +64,8 @@ def my_estimator(
     References:
         Equation 0 of the paper for two categories.
     """
-    bits = bernoulli_bits("my_estimator", logits, tau, mask, backend)
+    choose("my_estimator", logits, backend, "my_estimator")  # it has no kernel yet
+    bits = bernoulli_bits("my_estimator", logits, tau, mask)
     return _my_estimator(bits, draw_value("my_estimator", bits, generator))
 
 
@@ -96,7 +98,8 @@ def my_estimator_at(
         >>> discretegrad.bernoulli.my_estimator_at(torch.zeros(2), torch.tensor([1, 0]))
         tensor([1., 0.])
     """
-    bits = bernoulli_bits("my_estimator_at", logits, tau, mask, backend)
+    choose("my_estimator_at", logits, backend, "my_estimator")
+    bits = bernoulli_bits("my_estimator_at", logits, tau, mask)
     return _my_estimator(bits, given_value("my_estimator_at", bits, value))
 
 

@@ -6,10 +6,11 @@ First Author et al., "Title", venue and year. arXiv:0000.00000
 import torch
 from torch import Tensor
 
-from .._attach import attach_one_hot, centred
+from .._attach import Draw, attach_one_hot, centred
 from .._draw import draw_index, given_index
 from .._rows import Rows, categorical_rows, tempered_probs
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def my_estimator(
@@ -64,8 +65,9 @@ def my_estimator(
     References:
         Equation 0 of the paper.
     """
-    rows = categorical_rows("my_estimator", logits, tau, dim, mask, backend)
-    return _my_estimator(rows, draw_index("my_estimator", rows, generator))
+    choose("my_estimator", logits, backend, "my_estimator")  # it has no kernel yet
+    rows = categorical_rows("my_estimator", logits, tau, dim, mask)
+    return attach_one_hot(_my_estimator(rows, draw_index("my_estimator", rows, generator)))
 
 
 def my_estimator_at(
@@ -100,12 +102,13 @@ def my_estimator_at(
         >>> discretegrad.my_estimator_at(torch.zeros(3), torch.tensor(1))
         tensor([0., 1., 0.])
     """
-    rows = categorical_rows("my_estimator_at", logits, tau, dim, mask, backend)
-    return _my_estimator(rows, given_index("my_estimator_at", rows, index))
+    choose("my_estimator_at", logits, backend, "my_estimator")
+    rows = categorical_rows("my_estimator_at", logits, tau, dim, mask)
+    return attach_one_hot(_my_estimator(rows, given_index("my_estimator_at", rows, index)))
 
 
-def _my_estimator(rows: Rows, index: Tensor) -> Tensor:
-    return attach_one_hot(rows, index, _vjp, rows.probs, tempered_probs(rows))
+def _my_estimator(rows: Rows, index: Tensor) -> Draw:
+    return Draw(rows, index, _vjp, (rows.probs, tempered_probs(rows)))
 
 
 def _vjp(g: Tensor, index: Tensor, probs: Tensor, tempered: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import _fused as fused
 from .._attach import attach_sigmoid
 from .._checks import check_gap
 from .._draw import draw_value, given_value
 from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
-from ..estimators.gapped import lead_of
+from ..estimators.gapped import kernel, lead_of
+from ..kernels.dispatch import choose
 
 
 def gapped(
@@ -71,7 +73,9 @@ def gapped(
         Fan et al. 2022, arXiv:2206.07235.
     """
     check_gap("gapped", gap)
-    bits = bernoulli_bits("gapped", logits, tau, mask, backend)
+    if choose("gapped", logits, backend) == "triton":
+        return fused.bernoulli_sample("gapped", kernel(gap), logits, tau, mask, generator)
+    bits = bernoulli_bits("gapped", logits, tau, mask)
     return _gapped(bits, draw_value("gapped", bits, generator), gap)
 
 
@@ -107,7 +111,9 @@ def gapped_at(
         tensor([1., 0.])
     """
     check_gap("gapped_at", gap)
-    bits = bernoulli_bits("gapped_at", logits, tau, mask, backend)
+    if choose("gapped_at", logits, backend) == "triton":
+        return fused.bernoulli_sample_at("gapped_at", kernel(gap), logits, value, tau, mask)
+    bits = bernoulli_bits("gapped_at", logits, tau, mask)
     return _gapped(bits, given_value("gapped_at", bits, value), gap)
 
 

@@ -9,15 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .. import _fused as fused
 from .._attach import Vjp, attach_value
 from .._checks import check_count, check_finite_noise, check_noise
 from .._draw import draw_seed, draw_value, given_value
+from .._fused import Method
 from .._gumbel import relaxed_bit_logit
 from .._math import sigmoid
 from .._noise import seeded_logistic
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
 from ..estimators.gumbel_rao import chunks
+from ..kernels.dispatch import choose
 
 
 def gumbel_rao(
@@ -75,7 +78,11 @@ def gumbel_rao(
         The paper's estimator for two categories.
     """
     check_count("gumbel_rao", "num_draws", num_draws)
-    bits = bernoulli_bits("gumbel_rao", logits, tau, mask, backend)
+    if choose("gumbel_rao", logits, backend) == "triton":
+        return fused.bernoulli_sample(
+            "gumbel_rao", Method("gumbel_rao", num_draws=num_draws), logits, tau, mask, generator
+        )
+    bits = bernoulli_bits("gumbel_rao", logits, tau, mask)
     value = draw_value("gumbel_rao", bits, generator)
     seed = draw_seed(value, generator)
     return _attach(bits, value, partial(_vjp_seeded, num_draws=num_draws), seed)
@@ -116,7 +123,8 @@ def gumbel_rao_at(
         tensor([1., 0.])
     """
     name = "gumbel_rao_at"
-    bits = bernoulli_bits(name, logits, tau, mask, backend)
+    choose(name, logits, backend, "noise that is given")
+    bits = bernoulli_bits(name, logits, tau, mask)
     check_noise(name, noise, (-1, *logits.shape), "logistic")
     check_finite_noise(name, noise)
     # draws last: everything saved has the leading axes of the logits

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from .. import _fused as fused
 from .._attach import attach_sigmoid
 from .._checks import check_finite_noise, check_noise
 from .._draw import draw_logistic, draw_value, given_value
+from .._fused import Method
 from .._gumbel import relaxed_bit_logit
 from .._math import divide_finite
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def gumbel_softmax(
@@ -73,7 +76,11 @@ def gumbel_softmax(
     References:
         Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
     """
-    bits = bernoulli_bits("gumbel_softmax", logits, tau, mask, backend, learnable_tau=not hard)
+    if choose("gumbel_softmax", logits, backend, "" if hard else "hard=False") == "triton":
+        return fused.bernoulli_sample(
+            "gumbel_softmax", Method("gumbel_softmax"), logits, tau, mask, generator
+        )
+    bits = bernoulli_bits("gumbel_softmax", logits, tau, mask, learnable_tau=not hard)
     value = draw_value("gumbel_softmax", bits, generator)
     return _gumbel_softmax(bits, value, draw_logistic(bits, generator), hard)
 
@@ -117,7 +124,8 @@ def gumbel_softmax_at(
         tensor([0.7500, 0.2500])
     """
     name = "gumbel_softmax_at"
-    bits = bernoulli_bits(name, logits, tau, mask, backend, learnable_tau=not hard)
+    choose(name, logits, backend, "noise that is given")
+    bits = bernoulli_bits(name, logits, tau, mask, learnable_tau=not hard)
     check_noise(name, noise, tuple(logits.shape), "logistic")
     check_finite_noise(name, noise)
     noise = noise.detach().to(bits.fixed.dtype)

@@ -9,12 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .. import _fused as fused
 from .._attach import attach_value
 from .._checks import check_mean_baseline
 from .._draw import draw_value, given_value
 from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
+from ..estimators.mean_baseline import kernel
+from ..kernels.dispatch import choose
 
 
 def mean_baseline(
@@ -76,7 +79,11 @@ def mean_baseline(
         Remark 4.1 of Liu et al. with phi = 1/2.
     """
     check_mean_baseline("mean_baseline", order, as_released)
-    bits = bernoulli_bits("mean_baseline", logits, tau, mask, backend)
+    if choose("mean_baseline", logits, backend) == "triton":
+        return fused.bernoulli_sample(
+            "mean_baseline", kernel(order, as_released), logits, tau, mask, generator
+        )
+    bits = bernoulli_bits("mean_baseline", logits, tau, mask)
     return _mean_baseline(bits, draw_value("mean_baseline", bits, generator), order, as_released)
 
 
@@ -114,7 +121,11 @@ def mean_baseline_at(
         tensor([1., 0.])
     """
     check_mean_baseline("mean_baseline_at", order, as_released)
-    bits = bernoulli_bits("mean_baseline_at", logits, tau, mask, backend)
+    if choose("mean_baseline_at", logits, backend) == "triton":
+        return fused.bernoulli_sample_at(
+            "mean_baseline_at", kernel(order, as_released), logits, value, tau, mask
+        )
+    bits = bernoulli_bits("mean_baseline_at", logits, tau, mask)
     value = given_value("mean_baseline_at", bits, value)
     return _mean_baseline(bits, value, order, as_released)
 

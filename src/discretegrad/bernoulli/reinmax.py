@@ -9,11 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .. import _fused as fused
 from .._attach import attach_value
 from .._draw import draw_value, given_value
+from .._fused import Method
 from .._math import sigmoid
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def reinmax(
@@ -68,7 +71,9 @@ def reinmax(
     References:
         Equation 7 of the paper for two categories.
     """
-    bits = bernoulli_bits("reinmax", logits, tau, mask, backend)
+    if choose("reinmax", logits, backend) == "triton":
+        return fused.bernoulli_sample("reinmax", Method("reinmax"), logits, tau, mask, generator)
+    bits = bernoulli_bits("reinmax", logits, tau, mask)
     return _reinmax(bits, draw_value("reinmax", bits, generator))
 
 
@@ -101,7 +106,9 @@ def reinmax_at(
         >>> discretegrad.bernoulli.reinmax_at(torch.zeros(2), torch.tensor([True, False]))
         tensor([1., 0.])
     """
-    bits = bernoulli_bits("reinmax_at", logits, tau, mask, backend)
+    if choose("reinmax_at", logits, backend) == "triton":
+        return fused.bernoulli_sample_at("reinmax_at", Method("reinmax"), logits, value, tau, mask)
+    bits = bernoulli_bits("reinmax_at", logits, tau, mask)
     return _reinmax(bits, given_value("reinmax_at", bits, value))
 
 

@@ -7,10 +7,13 @@ Computation", 2013. arXiv:1308.3432
 import torch
 from torch import Tensor
 
+from .. import _fused as fused
 from .._attach import attach_sigmoid
 from .._draw import draw_value, given_value
+from .._fused import Method
 from .._rows import Bits, bernoulli_bits
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def straight_through(
@@ -64,7 +67,11 @@ def straight_through(
     References:
         Equation 4 of Liu et al., arXiv:2304.08612.
     """
-    bits = bernoulli_bits("straight_through", logits, tau, mask, backend)
+    if choose("straight_through", logits, backend) == "triton":
+        return fused.bernoulli_sample(
+            "straight_through", Method("straight_through"), logits, tau, mask, generator
+        )
+    bits = bernoulli_bits("straight_through", logits, tau, mask)
     return _straight_through(bits, draw_value("straight_through", bits, generator))
 
 
@@ -97,7 +104,11 @@ def straight_through_at(
         >>> discretegrad.bernoulli.straight_through_at(torch.zeros(2), torch.tensor([1, 0]))
         tensor([1., 0.])
     """
-    bits = bernoulli_bits("straight_through_at", logits, tau, mask, backend)
+    if choose("straight_through_at", logits, backend) == "triton":
+        return fused.bernoulli_sample_at(
+            "straight_through_at", Method("straight_through"), logits, value, tau, mask
+        )
+    bits = bernoulli_bits("straight_through_at", logits, tau, mask)
     return _straight_through(bits, given_value("straight_through_at", bits, value))
 
 

@@ -1,0 +1,311 @@
+r"""Fused kernels for Bernoulli variables: draw zeros and ones; the gradient of all samplers.
+
+Every sampler turns the gradient g at its value b into $g\, s(l, b)$, element by element, with a
+slope s that depends on the logit, the value and at most some noise. For the relaxed samplers let q
+be the probability of the value that was not drawn and u the uniform number behind the noise; the
+relaxed sample then lies on the side of that value with the weight
+
+$$t = \frac{a}{1 + a}, \qquad a = \Big(1 + \frac{u}{q (1 - u)}\Big)^{-1/\tau}
+\quad\overset{\tau = 1}{=}\quad \frac{q (1 - u)}{q (1 - u) + u},$$
+
+at most one half, and $s = t (1 - t) / \tau$: two divisions, a logarithm and a power for every noise
+draw, and at $\tau = 1$ a single division.
+
+Memory traffic: forward reads the logits and writes the sample, and keeps nothing. Backward reads
+logits and gradient, makes the draw again from its seed, and writes one gradient. The noise draws of
+``gumbel_rao`` never leave the registers.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Plan, launch
+from .methods import (
+    GAPPED,
+    GAPPED_P,
+    GUMBEL_RAO,
+    GUMBEL_SOFTMAX,
+    MEAN_FIRST,
+    MEAN_RELEASED,
+    MEAN_SECOND,
+    METHODS,
+    REINMAX,
+    STRAIGHT_THROUGH,
+    TINY,
+)
+from .philox import DRAW, DRAWS, NOISE, folded, interleave, words
+
+# elements and warps of one program; fewer for many noise draws, where computing takes the time and
+# has to spread over the whole GPU
+BLOCK, WARPS = 1024, 4
+DRAWS_BLOCK, DRAWS_WARPS = 64, 2
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _load_logits(logits, mask, element, inside, HAS_MASK: tl.constexpr):
+    """Logits in float32, -inf where the value 1 is excluded."""
+    x = tl.load(logits + element, mask=inside, other=0.0).to(tl.float32)
+    if HAS_MASK:
+        allowed = tl.load(mask + element, mask=inside, other=0)
+        x = tl.where(allowed != 0, x, -float("inf"))
+    return x
+
+
+@triton.jit
+def _sigmoids(x):
+    """``sigmoid(x)`` and ``sigmoid(-x)``, accurate in both tails."""
+    small = tl.exp(-tl.abs(x))
+    likely = 1 / (1 + small)
+    unlikely = small * likely
+    return tl.where(x < 0, unlikely, likely), tl.where(x < 0, likely, unlikely)
+
+
+@triton.jit
+def _word_each(seed, first, purpose, BLOCK: tl.constexpr):
+    """A word for each element of a block: groups of four neighbours share one call."""
+    group = first // 4 + tl.arange(0, BLOCK // 4)
+    a, b, c, d = words(seed, group, 0, purpose)
+    return interleave(a, b, c, d)
+
+
+@triton.jit
+def _is_flipped(unlikely, seed, first, BLOCK: tl.constexpr):
+    """The draw: whether the less likely value comes, whose probability float32 resolves finely."""
+    # the words as integers, because float32 cannot hold them all
+    threshold = (unlikely * 4294967296.0 + 0.5).to(tl.uint32)
+    return _word_each(seed, first, DRAW, BLOCK) < threshold
+
+
+@triton.jit
+def _lead_of(prob, other_prob):
+    """The gap of GST-p: -log(1 - P) / P for the capped probability P of the value."""
+    # 1 - P without cancellation; as a function of it alone the gap forgives its rounding
+    rest = other_prob + 1e-5 * prob
+    certain = rest == 1
+    return tl.where(certain, 1.0, -tl.log(rest) / tl.where(certain, 1.0, 1 - rest))
+
+
+@triton.jit
+def _relaxed_slope(word, other_prob, log2_scale, sharpness, TEMPERED: tl.constexpr):
+    """t (1 - t) for the noise of a word: the formula at the top of this file."""
+    above, distance = folded(word)
+    uniform = tl.where(above, 1 - distance, distance)
+    share = other_prob * tl.where(above, distance, 1 - distance)
+    if TEMPERED:
+        ratio = uniform / share
+        base = 1 + ratio
+        # what rounding took from a small ratio counts where tau is small
+        lost = tl.where(ratio < 1, ratio - (base - 1), 0.0)
+        a = tl.exp2((log2_scale - (tl.log2(base) + lost * LOG2_E)) * sharpness)
+        t = a / (1 + a)
+    else:
+        t = share / (2 * share + uniform)
+    return t - t * t
+
+
+@triton.jit
+def _slope(
+    x, is_flipped, likely, unlikely, seed, first, tau, gap, num_draws,
+    METHOD: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What each sampler multiplies the gradient with."""
+    # logit and probability of the value that was drawn, and of the other one
+    drawn = tl.where(is_flipped, -tl.abs(x), tl.abs(x))
+    prob = tl.where(is_flipped, unlikely, likely)
+    other_prob = tl.where(is_flipped, likely, unlikely)
+    if METHOD == REINMAX:
+        if TEMPERED:
+            tempered, other_tempered = _sigmoids(drawn / tau)
+            slope = (other_tempered * (1 + tempered) - prob * other_prob) / 2
+        else:
+            slope = other_prob / 2
+    elif METHOD == MEAN_FIRST or METHOD == MEAN_SECOND or METHOD == MEAN_RELEASED:
+        tempered = prob
+        if TEMPERED:
+            tempered, _ = _sigmoids(drawn / tau)
+        if METHOD == MEAN_RELEASED:
+            is_one = is_flipped ^ (x > 0)
+            signed = tl.where(is_one, prob, -other_prob)
+            first_order = signed * other_prob / (2 * tempered + 1e-12)
+        else:
+            first_order = prob / (2 * tl.maximum(tempered, TINY)) * other_prob
+        if METHOD == MEAN_FIRST:
+            slope = first_order
+        else:
+            slope = (other_prob / 2 + first_order) / 2
+    elif METHOD == GUMBEL_SOFTMAX or METHOD == GUMBEL_RAO:
+        log2_scale = tl.zeros((BLOCK,), tl.float32)
+        sharpness = log2_scale + 1
+        if TEMPERED:
+            # a large tau raises also a probability that float32 cannot hold: below 2**-60 its
+            # logarithm is the logit, and what is missing to 2**-60 goes into the exponent
+            log2_scale = tl.minimum(60 - drawn * LOG2_E, 0.0)
+            other_prob = tl.where(log2_scale < 0, 8.673617379884035e-19, other_prob)
+            sharpness = sharpness / tau
+        if METHOD == GUMBEL_SOFTMAX:
+            word = _word_each(seed, first, NOISE, BLOCK)
+            slope = _relaxed_slope(word, other_prob, log2_scale, sharpness, TEMPERED)
+        else:
+            element = first + tl.arange(0, BLOCK)
+            slope = tl.zeros((BLOCK,), tl.float32)
+            for m in range(0, tl.cdiv(num_draws, 4)):
+                a, b, c, d = words(seed, element, 0, DRAWS + m)
+                a = _relaxed_slope(a, other_prob, log2_scale, sharpness, TEMPERED)
+                b = _relaxed_slope(b, other_prob, log2_scale, sharpness, TEMPERED)
+                c = _relaxed_slope(c, other_prob, log2_scale, sharpness, TEMPERED)
+                d = _relaxed_slope(d, other_prob, log2_scale, sharpness, TEMPERED)
+                left = num_draws - 4 * m
+                slope += a + tl.where(left > 1, b, 0.0)
+                slope += tl.where(left > 2, c, 0.0) + tl.where(left > 3, d, 0.0)
+            slope = slope / num_draws
+        if TEMPERED:
+            slope = slope / tau
+    else:
+        lead = drawn
+        if METHOD == GAPPED:
+            lead = tl.where(drawn < gap, gap, drawn)
+        elif METHOD == GAPPED_P:
+            least = _lead_of(prob, other_prob)
+            lead = tl.where(drawn < least, least, drawn)
+        if TEMPERED:
+            tempered, other_tempered = _sigmoids(lead / tau)
+            slope = tempered * other_tempered / tau
+        elif METHOD == STRAIGHT_THROUGH:
+            slope = prob * other_prob
+        else:
+            tempered, other_tempered = _sigmoids(lead)
+            slope = tempered * other_tempered
+    return slope
+
+
+@triton.jit
+def _draw_kernel(logits, mask, seed, sample, n, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr):
+    """Draw a value for every element."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    element = first + tl.arange(0, BLOCK)
+    inside = element < n
+    x = _load_logits(logits, mask, element, inside, HAS_MASK)
+    _, unlikely = _sigmoids(tl.abs(x))
+    is_one = _is_flipped(unlikely, tl.load(seed), first, BLOCK) ^ (x > 0)
+    value = tl.where(is_one, 1.0, 0.0).to(sample.dtype.element_ty)
+    tl.store(sample + element, value, mask=inside)
+
+
+@triton.jit
+def _gradient_kernel(
+    logits, mask, gradient, values, taus, seed, result, tau, gap, num_draws, n,
+    HAS_MASK: tl.constexpr, GIVEN: tl.constexpr, HAS_TAU: tl.constexpr, TAU_STRIDE: tl.constexpr,
+    METHOD: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient for the logits, at the given values or at those that the seed gives again."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    element = first + tl.arange(0, BLOCK)
+    inside = element < n
+    x = _load_logits(logits, mask, element, inside, HAS_MASK)
+    g = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32)
+    if HAS_TAU:
+        tau = tl.load(taus + element * TAU_STRIDE, mask=inside, other=1.0)
+    likely, unlikely = _sigmoids(tl.abs(x))
+    if METHOD == STRAIGHT_THROUGH:
+        # both values have the same slope
+        is_flipped = x > 0
+    elif GIVEN:
+        is_one = tl.load(values + element, mask=inside, other=0) != 0
+        is_flipped = is_one ^ (x > 0)
+    else:
+        is_flipped = _is_flipped(unlikely, tl.load(seed), first, BLOCK)
+    slope = _slope(
+        x, is_flipped, likely, unlikely, tl.load(seed), first, tau, gap, num_draws,
+        METHOD, TEMPERED, BLOCK,
+    )  # fmt: skip
+    product = g * slope
+    if HAS_MASK:
+        # whatever the gradient there
+        product = tl.where(x == -float("inf"), 0.0, product)
+    tl.store(result + element, product.to(result.dtype.element_ty), mask=inside)
+
+
+def draw(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
+    """Zeros and ones of the shape and dtype of the logits, contiguous.
+
+    Args:
+        logits: Of any shape and strides, with at least one element.
+        mask: Boolean of the shape of the logits (it may be expanded), True where 1 is allowed.
+        seed: One int64.
+    """
+    logits = logits.contiguous()
+    sample = torch.empty_like(logits)
+    masks = logits if mask is None else mask.contiguous()
+    plan = _draw_plan(logits.numel(), mask is not None, BLOCK, WARPS)
+    launch(plan, [logits, masks, seed, sample])
+    return sample
+
+
+def gradient(
+    method: str,
+    g: Tensor,
+    logits: Tensor,
+    mask: Tensor | None,
+    tau: float | Tensor,
+    gap: float,
+    num_draws: int,
+    seed: Tensor | None,
+    value: Tensor | None,
+) -> Tensor:
+    """The gradient for the logits, given the gradient ``g`` at the sample, contiguous.
+
+    Args:
+        method: One of ``METHODS``.
+        g: Of the shape of the logits, of any strides and floating dtype.
+        logits: As for ``draw``.
+        mask: As for ``draw``.
+        tau: A number, or float32 of the shape of the logits (it may be expanded).
+        gap: For ``"gapped"``.
+        num_draws: For ``"gumbel_rao"``.
+        seed: That of ``draw``, which the noise of a sampler comes from, too; None if there is none.
+        value: The values drawn, boolean, of the shape of the logits; without them the draw is made
+            again from the seed.
+    """
+    logits = logits.contiguous()
+    result = torch.empty_like(logits)
+    n = logits.numel()
+    has_tau = isinstance(tau, Tensor)
+    if isinstance(tau, Tensor):
+        strides = [stride for size, stride in zip(tau.shape, tau.stride(), strict=True) if size > 1]
+        # a single temperature need not be copied for every element
+        tau_stride = 1 if any(strides) else 0
+        taus, number = tau.contiguous() if any(strides) else tau, 1.0
+    else:
+        tau_stride, taus, number = 0, logits, float(tau)
+    is_many = method == "gumbel_rao"
+    block, warps = (DRAWS_BLOCK, DRAWS_WARPS) if is_many else (BLOCK, WARPS)
+    tempered = isinstance(tau, Tensor) or tau != 1
+    flags = (mask is not None, value is not None, has_tau, tau_stride, METHODS[method], tempered)
+    plan = _gradient_plan(num_draws, n, flags, block, warps)
+    tensors = [
+        logits,
+        logits if mask is None else mask.contiguous(),
+        g.contiguous(),
+        logits if value is None else value.contiguous(),
+        taus,
+        logits if seed is None else seed,
+        result,
+    ]
+    launch(plan, tensors, (number, gap))
+    return result
+
+
+@lru_cache(maxsize=4096)
+def _draw_plan(n: int, has_mask: bool, block: int, warps: int) -> Plan:
+    return Plan(_draw_kernel, -(-n // block), warps, (n, has_mask, block))
+
+
+@lru_cache(maxsize=4096)
+def _gradient_plan(num_draws: int, n: int, flags: tuple[int, ...], block: int, warps: int) -> Plan:
+    return Plan(_gradient_kernel, -(-n // block), warps, (num_draws, n, *flags, block))
