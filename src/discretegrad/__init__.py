@@ -14,21 +14,28 @@ from ._diagnostics import diagnose as diagnose
 from ._exact import exact_expectation as exact_expectation
 from ._exact import exact_gradient as exact_gradient
 from ._expectation import expectation as expectation
+from ._linear_select import linear_select as linear_select
 from ._registry import ESTIMATORS as ESTIMATORS
 from ._registry import Estimator as Estimator
 from ._registry import citation as citation
 from ._registry import get as get
+from ._select import Handle as Handle
+from ._select import select as select
 from .estimators.disarm_tree import disarm_tree as disarm_tree
 from .estimators.exact import exact as exact
 from .estimators.gapped import gapped as gapped
 from .estimators.gapped import gapped_at as gapped_at
+from .estimators.gapped import gapped_index as gapped_index
 from .estimators.gumbel_rao import gumbel_rao as gumbel_rao
 from .estimators.gumbel_rao import gumbel_rao_at as gumbel_rao_at
+from .estimators.gumbel_rao import gumbel_rao_index as gumbel_rao_index
 from .estimators.gumbel_softmax import gumbel_softmax as gumbel_softmax
 from .estimators.gumbel_softmax import gumbel_softmax_at as gumbel_softmax_at
+from .estimators.gumbel_softmax import gumbel_softmax_index as gumbel_softmax_index
 from .estimators.leave_one_out import leave_one_out as leave_one_out
 from .estimators.mean_baseline import mean_baseline as mean_baseline
 from .estimators.mean_baseline import mean_baseline_at as mean_baseline_at
+from .estimators.mean_baseline import mean_baseline_index as mean_baseline_index
 from .estimators.muprop import MuProp as MuProp
 from .estimators.muprop import muprop as muprop
 from .estimators.rebar import Rebar as Rebar
@@ -37,11 +44,13 @@ from .estimators.reinforce import Reinforce as Reinforce
 from .estimators.reinforce import reinforce as reinforce
 from .estimators.reinmax import reinmax as reinmax
 from .estimators.reinmax import reinmax_at as reinmax_at
+from .estimators.reinmax import reinmax_index as reinmax_index
 from .estimators.relax import ControlNetwork as ControlNetwork
 from .estimators.relax import Relax as Relax
 from .estimators.relax import relax as relax
 from .estimators.straight_through import straight_through as straight_through
 from .estimators.straight_through import straight_through_at as straight_through_at
+from .estimators.straight_through import straight_through_index as straight_through_index
 from .kernels.dispatch import BackendUnavailable as BackendUnavailable
 
 __version__ = "0.1.0"
@@ -53,6 +62,7 @@ __all__ = [
     "DiagnosisRow",
     "ESTIMATORS",
     "Estimator",
+    "Handle",
     "MuProp",
     "Rebar",
     "Reinforce",
@@ -67,21 +77,29 @@ __all__ = [
     "expectation",
     "gapped",
     "gapped_at",
+    "gapped_index",
     "get",
     "gumbel_rao",
     "gumbel_rao_at",
+    "gumbel_rao_index",
     "gumbel_softmax",
     "gumbel_softmax_at",
+    "gumbel_softmax_index",
     "leave_one_out",
+    "linear_select",
     "mean_baseline",
     "mean_baseline_at",
+    "mean_baseline_index",
     "muprop",
     "rebar",
     "reinforce",
     "reinmax",
     "reinmax_at",
+    "reinmax_index",
     "relax",
+    "select",
     "set_checks",
     "straight_through",
     "straight_through_at",
+    "straight_through_index",
 ]

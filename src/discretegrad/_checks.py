@@ -693,3 +693,99 @@ def check_matplotlib(name: str) -> "type[Figure]":
             "pip install discretegrad[lab]."
         ) from error
     return Figure
+
+
+def check_select(handle: object, weight: Tensor) -> None:
+    """``weight`` has one row for each category of the handle."""
+    # by its parts: the class is defined above this module
+    if not (hasattr(handle, "vjp") and hasattr(handle, "logits")):
+        raise TypeError(
+            f"select: expected a handle from an _index function, got {type(handle).__name__}. Call "
+            "index, handle = discretegrad.reinmax_index(logits)."
+        )
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
+    logits: Tensor = handle.logits
+    n = logits.shape[-1]
+    if weight.ndim not in (1, 2) or weight.shape[0] != n:
+        raise ValueError(
+            f"select: expected a weight of shape ({n}, width) or ({n},), one row per category, "
+            f"got {tuple(weight.shape)}"
+        )
+    if weight.device != logits.device:
+        raise ValueError(
+            f"select: expected weight on the logits' device {logits.device}, got {weight.device}"
+        )
+
+
+def check_linear(name: str, hidden: Tensor, head: Tensor, table: Tensor) -> None:
+    """Three tensors of one dtype and device, with one row of head and table per category."""
+    named = {"hidden": hidden, "head": head, "table": table}
+    for argument, x in named.items():
+        if not isinstance(x, Tensor) or x.dtype not in _TAU_LIMITS:
+            came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"{name}: expected {argument} to be a floating-point tensor of 16 to 64 bits, got "
+                f"{came}"
+            )
+    shapes = f"hidden {tuple(hidden.shape)}, head {tuple(head.shape)}, table {tuple(table.shape)}"
+    if hidden.ndim == 0 or head.ndim != 2 or table.ndim != 2:
+        raise ValueError(
+            f"{name}: expected hidden of shape (..., width), head (n, width) and table (n, out), "
+            f"got {shapes}"
+        )
+    if head.shape[0] == 0 or head.shape[0] != table.shape[0]:
+        raise ValueError(
+            f"{name}: expected one row of head and one row of table for each of at least one "
+            f"category, got {shapes}"
+        )
+    if hidden.shape[-1] != head.shape[1]:
+        raise ValueError(
+            f"{name}: expected hidden and head of one width, got {shapes}. Rows of head are "
+            "categories, as in the weight of torch.nn.Linear(width, n)."
+        )
+    for argument, x in named.items():
+        if x.device != hidden.device:
+            raise ValueError(
+                f"{name}: expected {argument} on the device of hidden, {hidden.device}, got "
+                f"{x.device}"
+            )
+        if x.dtype != hidden.dtype:
+            raise TypeError(
+                f"{name}: expected {argument} of the dtype of hidden, {hidden.dtype}, got "
+                f"{x.dtype}. Convert one of them, or call it inside torch.autocast."
+            )
+
+
+def check_sampler(name: str, estimator: object, known: Sequence[str]) -> None:
+    """``estimator`` is the name of a categorical sampler."""
+    if not isinstance(estimator, str):
+        raise TypeError(
+            f"{name}: expected estimator to be the name of a sampler ({', '.join(known)}), got "
+            f"{type(estimator).__name__}"
+        )
+    if estimator not in known:
+        raise ValueError(
+            f"{name}: expected estimator to be one of {', '.join(known)}, got {estimator!r}. Only "
+            "samplers have a gradient for the logits of one draw."
+        )
+
+
+def check_one_tau(name: str, tau: object) -> None:
+    """``tau`` is no tensor."""
+    if isinstance(tau, Tensor):
+        raise TypeError(
+            f"{name}: expected tau to be a number, the same for all rows, got a tensor of shape "
+            f"{tuple(tau.shape)}. With a single element, pass tau.item()."
+        )
+
+
+def check_products(name: str, good: Tensor, first_row: int) -> None:
+    """All rows, (rows,), are ``good``: their logits have a softmax. Reads values."""
+    if not good.all():
+        row = first_row + int((~good).nonzero()[0])
+        raise ValueError(
+            f"{name}: expected finite logits hidden @ head.T, got NaN or inf in row {row}. Find "
+            "their origin with torch.autograd.set_detect_anomaly(True)."
+        )

@@ -9,12 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._attach import attach_softmax
+from .. import _fused as fused
+from .._attach import Draw, attach_one_hot, softmax_draw
 from .._checks import check_gap
 from .._draw import draw_index, given_index
+from .._fused import Method
 from .._math import softmax
 from .._rows import Rows, categorical_rows, shifted_logits
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def gapped(
@@ -79,8 +83,10 @@ def gapped(
         Fan et al. 2022, arXiv:2206.07235.
     """
     check_gap("gapped", gap)
-    rows = categorical_rows("gapped", logits, tau, dim, mask, backend)
-    return _gapped(rows, draw_index("gapped", rows, generator), gap)
+    if choose("gapped", logits, backend) == "triton":
+        return fused.sample("gapped", kernel(gap), logits, tau, dim, mask, generator)
+    rows = categorical_rows("gapped", logits, tau, dim, mask)
+    return attach_one_hot(_gapped(rows, draw_index("gapped", rows, generator), gap))
 
 
 def gapped_at(
@@ -117,17 +123,67 @@ def gapped_at(
         tensor([0., 1., 0.])
     """
     check_gap("gapped_at", gap)
-    rows = categorical_rows("gapped_at", logits, tau, dim, mask, backend)
-    return _gapped(rows, given_index("gapped_at", rows, index), gap)
+    if choose("gapped_at", logits, backend) == "triton":
+        return fused.sample_at("gapped_at", kernel(gap), logits, index, tau, dim, mask)
+    rows = categorical_rows("gapped_at", logits, tau, dim, mask)
+    return attach_one_hot(_gapped(rows, given_index("gapped_at", rows, index), gap))
 
 
-def _gapped(rows: Rows, index: Tensor, gap: float | Literal["p"]) -> Tensor:
+def gapped_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    gap: float | Literal["p"] = 1.0,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``gapped``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``gapped``.
+        tau: As for ``gapped``.
+        gap: As for ``gapped``.
+        dim: As for ``gapped``.
+        mask: As for ``gapped``.
+        generator: As for ``gapped``, which draws the same categories from it.
+        backend: As for ``gapped``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``gapped``.
+        ValueError: As ``gapped``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.gapped_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    check_gap("gapped_index", gap)
+    if choose("gapped_index", logits, backend) == "triton":
+        return fused.sample_index("gapped_index", kernel(gap), logits, tau, dim, mask, generator)
+    rows = categorical_rows("gapped_index", logits, tau, dim, mask)
+    return handle_of(_gapped(rows, draw_index("gapped_index", rows, generator), gap))
+
+
+def _gapped(rows: Rows, index: Tensor, gap: float | Literal["p"]) -> Draw:
     moved = shifted_logits(rows)
     if gap == "p":
         moved = torch.minimum(moved, -lead_of(rows.probs.gather(-1, index)))
     else:
         moved = moved.clamp(max=-gap)
-    return attach_softmax(rows, index, softmax(moved.scatter(-1, index, 0.0) / rows.tau))
+    return softmax_draw(rows, index, softmax(moved.scatter(-1, index, 0.0) / rows.tau))
+
+
+def kernel(gap: float | Literal["p"]) -> Method:
+    """Which formula the kernels compute, for both families."""
+    return Method("gapped_p") if gap == "p" else Method("gapped", gap=float(gap))
 
 
 def lead_of(prob: Tensor) -> Tensor:

@@ -9,13 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._attach import Vjp, attach_one_hot, centred, jacobian_product
+from .. import _fused as fused
+from .._attach import Draw, Vjp, attach_one_hot, centred, jacobian_product
 from .._checks import check_count, check_exponential, check_noise
 from .._draw import draw_index, draw_seed, given_index
+from .._fused import Method
 from .._gumbel import relaxed_sample
 from .._noise import seeded_exponential
 from .._rows import Rows, categorical_rows
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 # noise is made and used in pieces of at most this many numbers, whatever the number of draws
 _CHUNK_NUMBERS = 2**20
@@ -80,10 +84,20 @@ def gumbel_rao(
         Paulus et al. 2021, arXiv:2010.04838.
     """
     check_count("gumbel_rao", "num_draws", num_draws)
-    rows = categorical_rows("gumbel_rao", logits, tau, dim, mask, backend)
+    if choose("gumbel_rao", logits, backend) == "triton":
+        return fused.sample(
+            "gumbel_rao",
+            Method("gumbel_rao", num_draws=num_draws),
+            logits,
+            tau,
+            dim,
+            mask,
+            generator,
+        )
+    rows = categorical_rows("gumbel_rao", logits, tau, dim, mask)
     index = draw_index("gumbel_rao", rows, generator)
     seed = draw_seed(index, generator)
-    return _attach(rows, index, partial(_vjp_seeded, num_draws=num_draws), seed)
+    return attach_one_hot(_draw(rows, index, partial(_vjp_seeded, num_draws=num_draws), seed))
 
 
 def gumbel_rao_at(
@@ -123,20 +137,74 @@ def gumbel_rao_at(
         tensor([0., 1., 0.])
     """
     name = "gumbel_rao_at"
-    rows = categorical_rows(name, logits, tau, dim, mask, backend)
+    choose(name, logits, backend, "noise that is given")
+    rows = categorical_rows(name, logits, tau, dim, mask)
     check_noise(name, noise, (-1, *logits.shape), "exponential")
     check_exponential(name, noise)
     # draws last: everything saved has the leading axes of the logits
     axis = dim if dim < 0 else dim + 1
     noise = noise.detach().to(rows.probs.dtype).movedim(axis, -1).movedim(0, -1)
-    return _attach(rows, given_index(name, rows, index), _vjp_given, noise)
+    return attach_one_hot(_draw(rows, given_index(name, rows, index), _vjp_given, noise))
 
 
-def _attach(rows: Rows, index: Tensor, vjp: Vjp, source: Tensor) -> Tensor:
+def gumbel_rao_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    num_draws: int = 100,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``gumbel_rao``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``gumbel_rao``.
+        tau: As for ``gumbel_rao``.
+        num_draws: As for ``gumbel_rao``.
+        dim: As for ``gumbel_rao``.
+        mask: As for ``gumbel_rao``.
+        generator: As for ``gumbel_rao``, which draws the same categories from it.
+        backend: As for ``gumbel_rao``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``gumbel_rao``.
+        ValueError: As ``gumbel_rao``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.gumbel_rao_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    check_count("gumbel_rao_index", "num_draws", num_draws)
+    if choose("gumbel_rao_index", logits, backend) == "triton":
+        return fused.sample_index(
+            "gumbel_rao_index",
+            Method("gumbel_rao", num_draws=num_draws),
+            logits,
+            tau,
+            dim,
+            mask,
+            generator,
+        )
+    rows = categorical_rows("gumbel_rao_index", logits, tau, dim, mask)
+    index = draw_index("gumbel_rao_index", rows, generator)
+    seed = draw_seed(index, generator)
+    return handle_of(_draw(rows, index, partial(_vjp_seeded, num_draws=num_draws), seed))
+
+
+def _draw(rows: Rows, index: Tensor, vjp: Vjp, source: Tensor) -> Draw:
     log_probs = rows.logits.detach().to(rows.probs.dtype).log_softmax(-1)
     if isinstance(rows.tau, Tensor):
-        return attach_one_hot(rows, index, vjp, log_probs, source, rows.tau)
-    return attach_one_hot(rows, index, partial(vjp, tau=rows.tau), log_probs, source)
+        return Draw(rows, index, vjp, (log_probs, source, rows.tau))
+    return Draw(rows, index, partial(vjp, tau=rows.tau), (log_probs, source))
 
 
 def _vjp_seeded(

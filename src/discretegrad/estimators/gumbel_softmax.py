@@ -8,13 +8,17 @@ import math
 import torch
 from torch import Tensor
 
-from .._attach import attach_softmax
+from .. import _fused as fused
+from .._attach import Draw, attach_one_hot, softmax_draw
 from .._checks import check_exponential, check_noise
 from .._draw import draw_exponential, draw_index, given_index
+from .._fused import Method
 from .._gumbel import gumbel_gaps, relaxed_sample
 from .._math import divide_finite
 from .._rows import Rows, categorical_rows, restore_dim
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def gumbel_softmax(
@@ -76,9 +80,11 @@ def gumbel_softmax(
     References:
         Equation 5 of Liu et al., arXiv:2304.08612.
     """
-    rows = categorical_rows(
-        "gumbel_softmax", logits, tau, dim, mask, backend, learnable_tau=not hard
-    )
+    if choose("gumbel_softmax", logits, backend, "" if hard else "hard=False") == "triton":
+        return fused.sample(
+            "gumbel_softmax", Method("gumbel_softmax"), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("gumbel_softmax", logits, tau, dim, mask, learnable_tau=not hard)
     index = draw_index("gumbel_softmax", rows, generator)
     return _gumbel_softmax(rows, index, draw_exponential(rows, generator), hard)
 
@@ -124,19 +130,70 @@ def gumbel_softmax_at(
         tensor([0.1667, 0.6667, 0.1667])
     """
     name = "gumbel_softmax_at"
-    rows = categorical_rows(name, logits, tau, dim, mask, backend, learnable_tau=not hard)
+    choose(name, logits, backend, "noise that is given")
+    rows = categorical_rows(name, logits, tau, dim, mask, learnable_tau=not hard)
     check_noise(name, noise, tuple(logits.shape), "exponential")
     check_exponential(name, noise)
     noise = noise.detach().to(rows.probs.dtype).movedim(dim, -1)
     return _gumbel_softmax(rows, given_index(name, rows, index), noise, hard)
 
 
+def gumbel_softmax_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``gumbel_softmax``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``gumbel_softmax``.
+        tau: As for ``gumbel_softmax``.
+        dim: As for ``gumbel_softmax``.
+        mask: As for ``gumbel_softmax``.
+        generator: As for ``gumbel_softmax``, which draws the same categories from it.
+        backend: As for ``gumbel_softmax``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``gumbel_softmax``.
+        ValueError: As ``gumbel_softmax``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.gumbel_softmax_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    if choose("gumbel_softmax_index", logits, backend) == "triton":
+        return fused.sample_index(
+            "gumbel_softmax_index", Method("gumbel_softmax"), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("gumbel_softmax_index", logits, tau, dim, mask)
+    index = draw_index("gumbel_softmax_index", rows, generator)
+    return handle_of(_draw(rows, index, draw_exponential(rows, generator)))
+
+
+def _draw(rows: Rows, index: Tensor, noise: Tensor) -> Draw:
+    return softmax_draw(rows, index, relaxed_sample(_log_probs(rows), index, noise, rows.tau))
+
+
+def _log_probs(rows: Rows) -> Tensor:
+    return rows.logits.detach().to(rows.probs.dtype).log_softmax(-1)
+
+
 def _gumbel_softmax(rows: Rows, index: Tensor, noise: Tensor, hard: bool) -> Tensor:
-    log_probs = rows.logits.detach().to(rows.probs.dtype).log_softmax(-1)
     if hard:
-        return attach_softmax(rows, index, relaxed_sample(log_probs, index, noise, rows.tau))
+        return attach_one_hot(_draw(rows, index, noise))
     # the gaps are values only; adding l - l = 0 gives them the gradient of l + G
     finite = rows.logits.masked_fill(rows.logits == -math.inf, 0).to(rows.probs.dtype)
-    gaps = gumbel_gaps(log_probs, index, noise) + (finite - finite.detach())
+    gaps = gumbel_gaps(_log_probs(rows), index, noise) + (finite - finite.detach())
     relaxed = divide_finite(gaps, rows.tau).softmax(-1)
     return restore_dim(relaxed.to(rows.logits.dtype), rows.dim)

@@ -10,12 +10,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._attach import attach_one_hot, centred, jacobian_product
+from .. import _fused as fused
+from .._attach import Draw, attach_one_hot, centred, jacobian_product
 from .._checks import check_mean_baseline
 from .._draw import draw_index, given_index
+from .._fused import Method
 from .._math import row_sum
 from .._rows import Rows, categorical_rows, tempered_probs
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def mean_baseline(
@@ -84,8 +88,13 @@ def mean_baseline(
         Remark 4.1 of the paper with phi = 1/n.
     """
     check_mean_baseline("mean_baseline", order, as_released)
-    rows = categorical_rows("mean_baseline", logits, tau, dim, mask, backend)
-    return _mean_baseline(rows, draw_index("mean_baseline", rows, generator), order, as_released)
+    if choose("mean_baseline", logits, backend) == "triton":
+        return fused.sample(
+            "mean_baseline", kernel(order, as_released), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("mean_baseline", logits, tau, dim, mask)
+    index = draw_index("mean_baseline", rows, generator)
+    return attach_one_hot(_mean_baseline(rows, index, order, as_released))
 
 
 def mean_baseline_at(
@@ -125,16 +134,75 @@ def mean_baseline_at(
         tensor([0., 1., 0.])
     """
     check_mean_baseline("mean_baseline_at", order, as_released)
-    rows = categorical_rows("mean_baseline_at", logits, tau, dim, mask, backend)
+    if choose("mean_baseline_at", logits, backend) == "triton":
+        return fused.sample_at(
+            "mean_baseline_at", kernel(order, as_released), logits, index, tau, dim, mask
+        )
+    rows = categorical_rows("mean_baseline_at", logits, tau, dim, mask)
     index = given_index("mean_baseline_at", rows, index)
-    return _mean_baseline(rows, index, order, as_released)
+    return attach_one_hot(_mean_baseline(rows, index, order, as_released))
 
 
-def _mean_baseline(rows: Rows, index: Tensor, order: int, as_released: bool) -> Tensor:
+def mean_baseline_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    order: int = 2,
+    as_released: bool = False,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``mean_baseline``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``mean_baseline``.
+        tau: As for ``mean_baseline``.
+        order: As for ``mean_baseline``.
+        as_released: As for ``mean_baseline``.
+        dim: As for ``mean_baseline``.
+        mask: As for ``mean_baseline``.
+        generator: As for ``mean_baseline``, which draws the same categories from it.
+        backend: As for ``mean_baseline``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``mean_baseline``.
+        ValueError: As ``mean_baseline``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.mean_baseline_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    check_mean_baseline("mean_baseline_index", order, as_released)
+    if choose("mean_baseline_index", logits, backend) == "triton":
+        return fused.sample_index(
+            "mean_baseline_index", kernel(order, as_released), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("mean_baseline_index", logits, tau, dim, mask)
+    index = draw_index("mean_baseline_index", rows, generator)
+    return handle_of(_mean_baseline(rows, index, order, as_released))
+
+
+def kernel(order: int, as_released: bool) -> Method:
+    """Which formula the kernels compute, for both families."""
+    if as_released:
+        return Method("mean_released")
+    return Method("mean_first" if order == 1 else "mean_second")
+
+
+def _mean_baseline(rows: Rows, index: Tensor, order: int, as_released: bool) -> Draw:
     allowed = rows.logits.detach() > -torch.inf
     tempered = tempered_probs(rows).gather(-1, index)
     vjp = _vjp_as_released if as_released else partial(_vjp, order=order)
-    return attach_one_hot(rows, index, vjp, rows.probs, tempered, allowed)
+    return Draw(rows, index, vjp, (rows.probs, tempered, allowed))
 
 
 def _vjp(

@@ -7,11 +7,15 @@ arXiv:2304.08612
 import torch
 from torch import Tensor
 
-from .._attach import attach_one_hot, centred
+from .. import _fused as fused
+from .._attach import Draw, attach_one_hot, centred
 from .._draw import draw_index, given_index
+from .._fused import Method
 from .._math import row_sum
 from .._rows import Rows, categorical_rows, tempered_probs
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def reinmax(
@@ -73,8 +77,10 @@ def reinmax(
     References:
         Equation 7 and Algorithm 2 of the paper; section 5 for the temperature.
     """
-    rows = categorical_rows("reinmax", logits, tau, dim, mask, backend)
-    return _reinmax(rows, draw_index("reinmax", rows, generator))
+    if choose("reinmax", logits, backend) == "triton":
+        return fused.sample("reinmax", Method("reinmax"), logits, tau, dim, mask, generator)
+    rows = categorical_rows("reinmax", logits, tau, dim, mask)
+    return attach_one_hot(_reinmax(rows, draw_index("reinmax", rows, generator)))
 
 
 def reinmax_at(
@@ -110,14 +116,58 @@ def reinmax_at(
         tensor([[0., 0., 1.],
                 [1., 0., 0.]])
     """
-    rows = categorical_rows("reinmax_at", logits, tau, dim, mask, backend)
-    return _reinmax(rows, given_index("reinmax_at", rows, index))
+    if choose("reinmax_at", logits, backend) == "triton":
+        return fused.sample_at("reinmax_at", Method("reinmax"), logits, index, tau, dim, mask)
+    rows = categorical_rows("reinmax_at", logits, tau, dim, mask)
+    return attach_one_hot(_reinmax(rows, given_index("reinmax_at", rows, index)))
 
 
-def _reinmax(rows: Rows, index: Tensor) -> Tensor:
+def reinmax_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``reinmax``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``reinmax``.
+        tau: As for ``reinmax``.
+        dim: As for ``reinmax``.
+        mask: As for ``reinmax``.
+        generator: As for ``reinmax``, which draws the same categories from it.
+        backend: As for ``reinmax``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``reinmax``.
+        ValueError: As ``reinmax``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.reinmax_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    if choose("reinmax_index", logits, backend) == "triton":
+        return fused.sample_index(
+            "reinmax_index", Method("reinmax"), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("reinmax_index", logits, tau, dim, mask)
+    return handle_of(_reinmax(rows, draw_index("reinmax_index", rows, generator)))
+
+
+def _reinmax(rows: Rows, index: Tensor) -> Draw:
     if not isinstance(rows.tau, Tensor) and rows.tau == 1:
-        return attach_one_hot(rows, index, _vjp, rows.probs)
-    return attach_one_hot(rows, index, _vjp_tempered, rows.probs, tempered_probs(rows))
+        return Draw(rows, index, _vjp, (rows.probs,))
+    return Draw(rows, index, _vjp_tempered, (rows.probs, tempered_probs(rows)))
 
 
 def _vjp(g: Tensor, index: Tensor, probs: Tensor) -> Tensor:

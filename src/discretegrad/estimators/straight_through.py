@@ -7,10 +7,14 @@ Computation", 2013. arXiv:1308.3432
 import torch
 from torch import Tensor
 
-from .._attach import attach_softmax
+from .. import _fused as fused
+from .._attach import Draw, attach_one_hot, softmax_draw
 from .._draw import draw_index, given_index
+from .._fused import Method
 from .._rows import Rows, categorical_rows, tempered_probs
+from .._select import Handle, handle_of
 from .._types import Backend, Temperature
+from ..kernels.dispatch import choose
 
 
 def straight_through(
@@ -68,8 +72,13 @@ def straight_through(
     References:
         Equation 4 and Algorithm 1 of Liu et al., arXiv:2304.08612; Theorem 3.1 for the order.
     """
-    rows = categorical_rows("straight_through", logits, tau, dim, mask, backend)
-    return _straight_through(rows, draw_index("straight_through", rows, generator))
+    if choose("straight_through", logits, backend) == "triton":
+        return fused.sample(
+            "straight_through", Method("straight_through"), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("straight_through", logits, tau, dim, mask)
+    index = draw_index("straight_through", rows, generator)
+    return attach_one_hot(_straight_through(rows, index))
 
 
 def straight_through_at(
@@ -104,9 +113,57 @@ def straight_through_at(
         >>> discretegrad.straight_through_at(torch.zeros(3), torch.tensor(1))
         tensor([0., 1., 0.])
     """
-    rows = categorical_rows("straight_through_at", logits, tau, dim, mask, backend)
-    return _straight_through(rows, given_index("straight_through_at", rows, index))
+    if choose("straight_through_at", logits, backend) == "triton":
+        return fused.sample_at(
+            "straight_through_at", Method("straight_through"), logits, index, tau, dim, mask
+        )
+    rows = categorical_rows("straight_through_at", logits, tau, dim, mask)
+    index = given_index("straight_through_at", rows, index)
+    return attach_one_hot(_straight_through(rows, index))
 
 
-def _straight_through(rows: Rows, index: Tensor) -> Tensor:
-    return attach_softmax(rows, index, tempered_probs(rows))
+def straight_through_index(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Handle]:
+    """The index form of ``straight_through``: the categories, and a handle with the gradient.
+
+    Args:
+        logits: As for ``straight_through``.
+        tau: As for ``straight_through``.
+        dim: As for ``straight_through``.
+        mask: As for ``straight_through``.
+        generator: As for ``straight_through``, which draws the same categories from it.
+        backend: As for ``straight_through``.
+
+    Returns:
+        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
+        ``select``.
+
+    Raises:
+        TypeError: As ``straight_through``.
+        ValueError: As ``straight_through``.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
+        >>> index, handle = discretegrad.straight_through_index(logits)
+        >>> discretegrad.select(handle, codebook).shape
+        torch.Size([2, 8])
+    """
+    if choose("straight_through_index", logits, backend) == "triton":
+        return fused.sample_index(
+            "straight_through_index", Method("straight_through"), logits, tau, dim, mask, generator
+        )
+    rows = categorical_rows("straight_through_index", logits, tau, dim, mask)
+    index = draw_index("straight_through_index", rows, generator)
+    return handle_of(_straight_through(rows, index))
+
+
+def _straight_through(rows: Rows, index: Tensor) -> Draw:
+    return softmax_draw(rows, index, tempered_probs(rows))

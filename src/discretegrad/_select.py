@@ -1,0 +1,120 @@
+"""The index form of a sample: consumers gather by the index and never see a dense one-hot."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._attach import Draw, Vjp, apply_fast, dense_one_hot, estimate
+from ._checks import check_select
+from ._modes import transforming
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Categories that were drawn and still carry their gradient; give it to ``select``.
+
+    Made by ``reinmax_index`` and the other functions whose names end in ``_index``.
+    """
+
+    logits: Tensor
+    """(..., n), categories last, attached to the graph."""
+    index: Tensor
+    """int64, (...): the categories."""
+    vjp: Vjp
+    """The estimator's formula, for the gradient at the one-hot."""
+    dtype: torch.dtype | None
+    """See ``_attach.estimate``."""
+    saved: tuple[Tensor | None, ...]
+    """What the formula needs besides."""
+
+
+def handle_of(draw: Draw) -> tuple[Tensor, Handle]:
+    """The index of a draw on the torch path, and its handle."""
+    index = draw.index.squeeze(-1)
+    logits = draw.rows.logits
+    return index, Handle(logits, index, draw.vjp, logits.dtype, (draw.index, *draw.saved))
+
+
+def select(handle: Handle, weight: Tensor) -> Tensor:
+    r"""``one_hot @ weight`` as a gather, with the gradient of the estimator that drew.
+
+    Rows of ``weight`` are the vectors of a codebook or an embedding. With g the gradient at the
+    result, the one-hot's gradient $g W^\top$ goes into the estimator's formula, and ``weight``
+    gets the gradient of a gather. Each call of ``select`` with one handle adds its gradient, as
+    several uses of one sample do.
+
+    Properties: forward reads one row of ``weight`` per draw. Backward makes one tensor of the size
+    of the logits, which is their gradient; the torch path needs a few more. Under ``torch.func``
+    transforms the one-hot is made after all.
+
+    Args:
+        handle: From ``reinmax_index`` or another ``_index`` function.
+        weight: One row per category, (n, width) or (n,), floating point.
+
+    Returns:
+        ``weight[index]``, of shape (..., width) or (...), where ... is the shape of the index.
+
+    Raises:
+        TypeError: If the handle is no handle, or the weight no floating-point tensor.
+        ValueError: If the weight does not have one row per category, or is on another device.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits = torch.zeros(2, 3, requires_grad=True)
+        >>> codebook = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], requires_grad=True)
+        >>> index, handle = discretegrad.reinmax_index(logits)
+        >>> code = discretegrad.select(handle, codebook)
+        >>> torch.equal(code, codebook[index])
+        True
+        >>> code.sum().backward()
+        >>> logits.grad.shape, codebook.grad.shape
+        (torch.Size([2, 3]), torch.Size([3, 2]))
+    """
+    check_select(handle, weight)
+    if transforming():
+        one_hot = dense_one_hot(handle.vjp, handle.logits, *handle.saved)
+        return one_hot.to(weight.dtype) @ weight
+    selected: Tensor = apply_fast(_Select)(
+        handle.vjp, handle.dtype, handle.logits, weight, handle.index, *handle.saved
+    )[0]
+    return selected
+
+
+class _Select(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vjp: Vjp,
+        dtype: torch.dtype | None,
+        logits: Tensor,
+        weight: Tensor,
+        index: Tensor,
+        *saved: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        # the empty second output ties the gradient to this node: see _attach._Backward
+        anchor = logits.new_empty(0)
+        ctx.vjp, ctx.dtype = vjp, dtype
+        ctx.save_for_backward(anchor, weight, index, *saved)
+        ctx.set_materialize_grads(False)
+        return weight.index_select(0, index.reshape(-1)).reshape(
+            index.shape + weight.shape[1:]
+        ), anchor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        anchor, weight, index, *saved = ctx.saved_tensors
+        for_logits = for_weight = None
+        n = weight.shape[0]
+        table = weight.reshape(n, -1)
+        g = g.reshape(index.numel(), -1)
+        if ctx.needs_input_grad[2]:
+            at_one_hot = (g @ table.T).reshape(*index.shape, n)
+            for_logits = estimate(ctx.vjp, ctx.dtype, anchor, at_one_hot, saved)
+        if ctx.needs_input_grad[3]:
+            # adds up in float32 whatever the dtype, unlike index_add
+            for_weight = torch.ops.aten.embedding_dense_backward(
+                g.contiguous(), index.reshape(-1), n, -1, False
+            ).reshape(weight.shape)
+        return None, None, for_logits, for_weight, None, *[None] * len(saved)
