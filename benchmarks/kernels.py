@@ -12,8 +12,8 @@ measured in the same run before and after everything else, is the floor.
   index        a codebook lookup by index against the product with a one-hot
   vocabulary   a lookup after a linear layer, without a tensor of rows x categories
 
-The large sizes, index and vocabulary are timed on the stream of the GPU, after a pause in which the
-host gets ahead; the others on the wall clock, host included.
+Eager calls at small sizes, the graphs of 20 and the section efficiency are timed on the wall clock,
+host included; everything else on the stream of the GPU, after a pause in which the host gets ahead.
 
 What counts are ratios of times that were taken within moments of each other: a round is one block
 of calls of every provider, in an order that is shuffled anew; a ratio is formed within each round;
@@ -568,7 +568,9 @@ def sampler_cases(section: str, sizes: Sequence[Sizes], setup: Setup) -> Iterato
     small = section == "small"
     chosen = [size._replace(shape=setup.small(*size.shape)) for size in sizes]
     # miniatures may coincide
-    for size in {(size.shape, size.samplers): size for size in chosen}.values():
+    for size in {
+        (size.shape, size.samplers is BITS, size.dtypes): size for size in chosen
+    }.values():
         for dtype in size.dtypes:
             logits = setup.random(*size.shape, dtype=dtype).requires_grad_()
             cotangent = setup.random(*size.shape, dtype=dtype)
@@ -587,7 +589,7 @@ def sampler_cases(section: str, sizes: Sequence[Sizes], setup: Setup) -> Iterato
                     dtype_name(dtype),
                     works,
                     mode,
-                    by_events=not small and mode == EAGER,
+                    by_events=mode == GRAPH or (not small and mode == EAGER),
                     tensor_bytes=logits.nbytes,
                     has_floor=not small,
                     counts_launches=small and mode == EAGER and setup.on_gpu,
@@ -617,6 +619,7 @@ def gumbel_rao_cases(setup: Setup) -> Iterator[Case]:
             "x".join(map(str, logits.shape)),
             "float32",
             [sampler_work(s, logits, cotangent, plain=plain_name) for s in samplers],
+            by_events=True,
             tensor_bytes=logits.nbytes,
             memory_baseline=f"{prefix}straight_through",
         )

@@ -173,8 +173,9 @@ never holds a tensor of rows x categories. Memory is beyond inputs, output and a
   milliseconds after a warm-up call. A round is one block of every provider in an order shuffled
   anew, and there are {rounds}. Ratios are formed within a round. A provider that needs more than
   {slow:g} seconds a call gets {slow_rounds} rounds of one call.
-- Large sizes and lookups are timed by events on the stream, the median of the calls in a block;
-  the others by the wall clock around a block.
+- Eager calls at small sizes, graphs of 20 and the table of efficiency are timed by the wall clock
+  around a block, so they include what the host needs. All others are timed by events on the stream
+  of the GPU, the median of the calls in a block, each after a pause in which the host gets ahead.
 - A call is the sampler and `torch.autograd.grad` with a fixed random gradient at the sample.
 - Memory is that of torch's allocator, launches are those that torch's profiler sees.
 {cache}- The values of every column are in the files kernels.csv and efficiency.csv in the folder

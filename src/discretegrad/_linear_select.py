@@ -55,7 +55,7 @@ from .kernels.dispatch import choose
 # numbers that the torch path has in each tensor of the size of a block of logits
 _BLOCK_NUMBERS = 2**24
 # bytes of each of the two tiles of the Triton path, for at most this many rows at a time
-_TILE_BYTES = 2**26
+_TILE_BYTES = 3 * 2**25
 _TILE_ROWS = 2**14
 # a tile has a multiple of this many categories, and never more than this many
 _TILE_STEP = 2**8
@@ -158,7 +158,7 @@ def linear_select(
     vocabularies whose logits and one-hots are too large to hold: it makes them piece by piece, and
     again in backward.
 
-    Properties: those of the estimator. The Triton path holds two tiles of 64 MiB and one float32
+    Properties: those of the estimator. The Triton path holds two tiles of 96 MiB and one float32
     tensor of the size of ``hidden`` besides inputs, outputs and their gradients, whatever the
     number of categories; the torch path a few tensors of at most $2^{24}$ numbers, or of one row.
     Logits are rounded to the dtype of ``hidden``, as in the plain way; sums over them are in
@@ -467,16 +467,12 @@ def _draw_in_tiles(hidden: Tensor, head: Tensor, seeds: Tensor) -> tuple[Tensor,
     kept = torch.empty(3 * rows, dtype=torch.float32, device=hidden.device)
     with torch.no_grad(), _no_autocast(hidden):
         for block, seed in zip(_row_blocks(rows), seeds, strict=True):
-            x, chosen, numbers = hidden[block], index[block], _of_block(kept, block)
-            tiles = _tiles(x.shape[0], n, x.element_size())
-            buffer = _buffer(x, tiles)
-            for tile in tiles:
-                logits = _product(x, head[tile], buffer)
-                draw_part(logits, tile.start, seed, Drawn(chosen, numbers[:2]))
-                # as rounded here, which no other product would repeat
-                local = (chosen - tile.start).unsqueeze(1)
-                own = logits.gather(1, local.clamp(min=0)).float()
-                numbers[2] = torch.where(local < 0, numbers[2:].T, own).squeeze(1)
+            x = hidden[block]
+            drawn = Drawn(index[block], _of_block(kept, block))
+            size = _tile_size(x, n)
+            buffer = _buffer(x, size)
+            for number, weight in enumerate(head.split(size)):
+                draw_part(_product(x, weight, buffer), number * size, seed, drawn)
     return index, kept
 
 
@@ -502,35 +498,37 @@ def _gradient_in_tiles(
     for_head = torch.empty_like(head) if needs_head else head.new_empty(0)
     with torch.no_grad(), _no_autocast(hidden):
         for block, seed in zip(_row_blocks(hidden.shape[0]), seeds, strict=True):
-            x, at_table, numbers = hidden[block], g[block], _of_block(kept, block)
-            drawn = Drawn(index[block], numbers[:2])
+            x, at_table = hidden[block], g[block]
+            drawn = Drawn(index[block], _of_block(kept, block))
             own = at_table.to(torch.float32, copy=True).mul_(table.index_select(0, drawn.index))
-            at_draw = torch.stack([own.sum(-1), numbers[2]])
+            at_draw = own.sum(-1)
             del own
             sums = torch.zeros(5, x.shape[0], dtype=torch.float32, device=x.device)
             row_numbers = (tau, gap, seed, drawn, at_draw, sums)
-            tiles = _tiles(x.shape[0], n, x.element_size())
-            buffers = _buffer(x, tiles), _buffer(x, tiles)
-            for tile in tiles:
-                logits = _product(x, head[tile], buffers[0])
-                at_one_hot = _product(at_table, table[tile], buffers[1])
-                sums_part(method, at_one_hot, logits, tile.start, *row_numbers)
+            size = _tile_size(x, n)
+            tiles = list(zip(range(0, n, size), head.split(size), table.split(size), strict=True))
+            buffers = _buffer(x, size), _buffer(x, size)
+            for first, weight, vectors in tiles:
+                logits = _product(x, weight, buffers[0])
+                at_one_hot = _product(at_table, vectors, buffers[1])
+                sums_part(method, at_one_hot, logits, first, *row_numbers)
             wide = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
             # in reverse: the last tile is still in the buffers
-            for tile in reversed(tiles):
-                if tile is not tiles[-1]:
-                    logits = _product(x, head[tile], buffers[0])
-                    at_one_hot = _product(at_table, table[tile], buffers[1])
-                for_logits = gradient_part(method, at_one_hot, logits, tile.start, *row_numbers)
+            for first, weight, vectors in reversed(tiles):
+                if first != tiles[-1][0]:
+                    logits = _product(x, weight, buffers[0])
+                    at_one_hot = _product(at_table, vectors, buffers[1])
+                for_logits = gradient_part(method, at_one_hot, logits, first, *row_numbers)
                 if needs_hidden and x.dtype == torch.float32:
-                    wide.addmm_(for_logits, head[tile])
+                    wide.addmm_(for_logits, weight)
                 elif needs_hidden:
-                    wide += for_logits @ head[tile]
-                if needs_head and block.start == 0:
-                    torch.mm(for_logits.T, x, out=for_head[tile])
-                elif needs_head:
-                    # rounds to its dtype, but only once for each block of rows
-                    for_head[tile].addmm_(for_logits.T, x)
+                    wide += for_logits @ weight
+                if needs_head:
+                    into = for_head[first : first + size]
+                    if block.start == 0:
+                        torch.mm(for_logits.T, x, out=into)
+                    else:
+                        into.addmm_(for_logits.T, x)
             if needs_hidden:
                 for_hidden[block] = wide
     return for_hidden, for_head
@@ -540,11 +538,10 @@ def _row_blocks(rows: int) -> list[slice]:
     return [slice(i, min(i + _TILE_ROWS, rows)) for i in range(0, rows, _TILE_ROWS)]
 
 
-def _tiles(rows: int, n: int, bytes_each: int) -> list[slice]:
-    """The categories of each tile."""
-    most = min(_TILE_BYTES // (rows * bytes_each), _TILE_LONGEST)
-    size = max(_TILE_STEP, most // _TILE_STEP * _TILE_STEP)
-    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
+def _tile_size(x: Tensor, n: int) -> int:
+    """The categories of a tile."""
+    most = min(_TILE_BYTES // (x.shape[0] * x.element_size()), _TILE_LONGEST)
+    return min(n, max(_TILE_STEP, most // _TILE_STEP * _TILE_STEP))
 
 
 def _of_block(kept: Tensor, block: slice) -> Tensor:
@@ -552,15 +549,17 @@ def _of_block(kept: Tensor, block: slice) -> Tensor:
     return kept[3 * block.start : 3 * block.stop].view(3, -1)
 
 
-def _buffer(x: Tensor, tiles: list[slice]) -> Tensor:
-    size = x.shape[0] * (tiles[0].stop - tiles[0].start)
-    return torch.empty(size, dtype=x.dtype, device=x.device)
+def _buffer(x: Tensor, size: int) -> Tensor:
+    return torch.empty(x.shape[0], size, dtype=x.dtype, device=x.device)
 
 
 def _product(x: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
     """``x @ weight.T``, contiguous, in the memory of the buffer."""
-    shape = x.shape[0], weight.shape[0]
-    return torch.mm(x, weight.T, out=buffer[: math.prod(shape)].view(shape))
+    if weight.shape[0] < buffer.shape[1]:
+        # the last tile
+        size = x.shape[0] * weight.shape[0]
+        buffer = buffer.view(-1)[:size].view(x.shape[0], weight.shape[0])
+    return torch.mm(x, weight.T, out=buffer)
 
 
 # see kernels/ops.py: only tracing uses them

@@ -111,6 +111,8 @@ class _Select(torch.autograd.Function):
         g = g.reshape(index.numel(), -1)
         if ctx.needs_input_grad[2]:
             at_one_hot = (g @ table.T).reshape(*index.shape, n)
+            if ctx.dtype is not None:
+                at_one_hot = at_one_hot.to(torch.promote_types(ctx.dtype, g.dtype))
             for_logits = estimate(ctx.vjp, ctx.dtype, anchor, at_one_hot, saved)
         if ctx.needs_input_grad[3]:
             # adds up in float32 whatever the dtype, unlike index_add

@@ -40,7 +40,7 @@ from .methods import (
     STRAIGHT_THROUGH,
     TINY,
 )
-from .philox import DRAW, NOISE, exponential, interleave, log1p, uniform53, words
+from .philox import DRAW, NOISE, exponential, interleave, log, log1p, uniform53, words
 
 # a row of at most this many categories is one block, which stays on chip
 LONGEST_DRAW = 2048
@@ -71,7 +71,8 @@ class Drawn:
     index: Tensor
     """int64, (rows,): the category."""
     statistics: Tensor
-    """float32, (2, rows): the largest logit, and the sum of exp(logit - largest)."""
+    """float32, (2, rows): the largest logit, and the sum of exp(logit - largest). For rows in parts
+    (3, rows), with the drawn logit."""
 
 
 @triton.jit
@@ -144,8 +145,9 @@ def _draw_kernel(
     """Draw a category for every row, or take the given one; write one-hot, index and statistics.
 
     ``BLOCKS`` is the number of blocks of a row, rounded up to a power of two. ``GROUP`` lanes are
-    picked together. ``PART`` is 0 for whole rows; 1 takes n columns from ``first_column`` on as the
-    next part of longer rows, whose statistics and draw so far are in memory.
+    picked together. ``PART`` is 0 for whole rows; 1 takes n columns as the first part of longer
+    rows, 2 those from ``first_column`` on as the next one. Parts also keep the drawn logit, as the
+    third of the statistics, because the logits are gone afterwards.
     """
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     in_rows = row < rows
@@ -212,6 +214,8 @@ def _draw_kernel(
             drawn = (drawn + _pick(_exp(x), uniform53(word_c, word_d), GROUP)).to(tl.int64)
         drawn = tl.minimum(drawn, n - 1)
     if PART > 0:
+        own = tl.load(logits + drawn * logits_column, mask=in_rows, other=0.0).to(tl.float32)
+    if PART > 1:
         # the part wins with the probability of its share of all weights so far
         _, _, word_g, word_h = words(tl.load(seed), row, first_column + 1, DRAW)
         top_before = tl.load(statistics + row, mask=in_rows, other=0.0)
@@ -221,10 +225,13 @@ def _draw_kernel(
         total_before = total_before * _exp(top_before - both)
         sum_of_both = total.to(tl.float64) + total_before.to(tl.float64)
         wins = uniform53(word_g, word_h) * sum_of_both < total.to(tl.float64)
+        own = tl.where(wins, own, tl.load(statistics + 2 * rows + row, mask=in_rows, other=0.0))
         before = tl.load(index + row, mask=in_rows, other=0)
         drawn = tl.where(wins, first_column + drawn, before)
         top = both
         total += total_before
+    if PART > 0:
+        tl.store(statistics + 2 * rows + row, own, mask=in_rows)
     if DENSE:
         if BLOCKS == 1:
             one_hot = tl.where(lane == drawn, 1.0, 0.0).to(sample.dtype.element_ty)
@@ -257,7 +264,7 @@ def _weights(x, w, is_drawn, inverse_tau, lead, own_noise, row, group, seed,
             # far below, log(1 + r / w) is log(r) - x, also where w is no normal number
             far = x < FAR_BELOW
             ratio = noise / (own_noise * tl.where(far, 1.0, w))
-            gap = tl.where(far, tl.log(ratio) - x, log1p(ratio))
+            gap = tl.where(far, log(ratio) - x, log1p(ratio))
             return _exp(tl.where(is_drawn, 0.0, -gap) * inverse_tau)
         else:
             mine = own_noise * w
@@ -291,20 +298,20 @@ def _terms(
     Past the end of a row x is -inf, so w and e are 0 there.
     """
     is_drawn = start + first_column + tl.arange(0, BLOCK)[None, :] == drawn
-    x -= top
+    shifted = x - top
     # relative to the draw, where it is exactly 0: no sampler feels a shift, but rounding does
     h = g - at_draw
     if PART > 0:
         # there ``at_draw`` was computed apart
         h = tl.where(is_drawn, 0.0, h)
-    w = _exp(x)
+    w = _exp(shifted)
     e = w
     if USES_E:
         group = (first_column + start) // 4 + tl.arange(0, BLOCK // 4)[None, :]
         e = _weights(
-            x, w, is_drawn, inverse_tau, lead, own_noise, row, group, seed, METHOD, TEMPERED
+            shifted, w, is_drawn, inverse_tau, lead, own_noise, row, group, seed, METHOD, TEMPERED
         )
-    return is_drawn, x, h, w, e
+    return is_drawn, h, w, e
 
 
 @triton.jit
@@ -406,8 +413,8 @@ def _gradient_kernel(
     """The gradient for the logits of every row.
 
     ``PART`` is 0 for whole rows. For the n columns from ``first_column`` on of longer rows, 1 adds
-    to the ``sums`` of the rows, (5, rows), and 2 writes the gradient once those are complete; then
-    ``at_draws``, (2, rows), has the gradient and the logit at the draw.
+    to the ``sums`` of the rows, (5, rows), and 2 writes the gradient once those are complete; both
+    find the gradient at the draw in ``at_draws``, (rows,), and the logit in the statistics.
     """
     USES_E: tl.constexpr = (METHOD > REINMAX and METHOD <= GUMBEL_SOFTMAX) or TEMPERED
     WRITES_E: tl.constexpr = USES_E and METHOD <= GUMBEL_SOFTMAX
@@ -434,7 +441,7 @@ def _gradient_kernel(
         own_x = tl.load(logits + drawn * logits_column, mask=in_rows, other=0.0).to(tl.float32)
     else:
         at_draw = tl.load(at_draws + row, mask=in_rows, other=0.0)
-        own_x = tl.load(at_draws + rows + row, mask=in_rows, other=0.0)
+        own_x = tl.load(statistics + 2 * rows + row, mask=in_rows, other=0.0)
     own_x -= row_top
     own_w = _exp(own_x)
     own_prob = own_w * inverse_total
@@ -464,7 +471,7 @@ def _gradient_kernel(
     if ONE_BLOCK:
         x, g = _load(logits, mask, gradient, 0, n, in_rows, logits_column, mask_column,
                      gradient_column, HAS_MASK, BLOCK, NORMAL)  # fmt: skip
-        is_drawn, x, h, w, e = _terms(
+        is_drawn, h, w, e = _terms(
             x, g, seed, 0, first_column, row, here, at_draw, row_top, inverse_tau, lead,
             own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
         )  # fmt: skip
@@ -475,7 +482,7 @@ def _gradient_kernel(
         for start in range(0, n, BLOCK):
             x, g = _load(logits, mask, gradient, start, n, in_rows, logits_column, mask_column,
                          gradient_column, HAS_MASK, BLOCK, KEEP)  # fmt: skip
-            is_drawn, x, h, w, e = _terms(
+            is_drawn, h, w, e = _terms(
                 x, g, seed, start, first_column, row, here, at_draw, row_top, inverse_tau, lead,
                 own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
             )  # fmt: skip
@@ -521,7 +528,7 @@ def _gradient_kernel(
                 start = last - back
                 x, g = _load(logits, mask, gradient, start, n, in_rows, logits_column,
                              mask_column, gradient_column, HAS_MASK, BLOCK, DROP)  # fmt: skip
-                is_drawn, x, h, w, e = _terms(
+                is_drawn, h, w, e = _terms(
                     x, g, seed, start, first_column, row, here, at_draw, row_top, inverse_tau,
                     lead, own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
                 )  # fmt: skip
@@ -552,8 +559,19 @@ class Tiles(NamedTuple):
     """The most of a thread."""
 
 
+# programs of this many numbers, or of fewer where there would be too few programs
+_NUMBERS = 512
+_FEW_NUMBERS = 128
+_MANY = 2**19
+
+
+def _rows(rows: int, block: int) -> int:
+    """Short rows for one program."""
+    return max(1, (_NUMBERS if rows * block >= _MANY else _FEW_NUMBERS) // block)
+
+
 @lru_cache(maxsize=4096)
-def draw_tiles(n: int, longest: int, long_block: int) -> Tiles:
+def draw_tiles(rows: int, n: int, longest: int, long_block: int) -> Tiles:
     """One warp for a row: a draw has many steps at which several warps would wait for each other.
 
     A long row has two, with few enough registers that many rows are under way.
@@ -561,13 +579,12 @@ def draw_tiles(n: int, longest: int, long_block: int) -> Tiles:
     if n > longest:
         return Tiles(False, 1, long_block, 2, 64)
     block = max(4, power_of_two(n))
-    rows = max(1, 512 // block)
-    return Tiles(True, rows, block, 1)
+    return Tiles(True, _rows(rows, block), block, 1)
 
 
 @lru_cache(maxsize=4096)
-def gradient_tiles(n: int, longest: int, long_block: int) -> Tiles:
-    """Programs of about a thousand numbers, and of one row where it is longer than that.
+def gradient_tiles(rows: int, n: int, longest: int, long_block: int) -> Tiles:
+    """Warps of 256 numbers.
 
     A long row has as many warps as there can be: fewer rows at a time, which the cache can hold.
     """
@@ -575,8 +592,8 @@ def gradient_tiles(n: int, longest: int, long_block: int) -> Tiles:
     if n > longest:
         block = min(block, long_block)
         return Tiles(False, 1, block, max(1, block // 256))
-    rows = max(1, 512 // block)
-    return Tiles(True, rows, block, min(16, max(1, block * rows // 256)))
+    together = _rows(rows, block)
+    return Tiles(True, together, block, min(16, max(1, block * together // 256)))
 
 
 def draw(
@@ -604,7 +621,7 @@ def draw(
     index = source if given else torch.empty(rows, dtype=torch.int64, device=device)
     statistics = torch.empty(2, rows, dtype=torch.float32, device=device)
     strides = (logits.stride(), masks.stride(), sample.stride())
-    tile = draw_tiles(n, LONGEST_DRAW, LONG_DRAW)
+    tile = draw_tiles(rows, n, LONGEST_DRAW, LONG_DRAW)
     plan = _draw_plan(shape, dim, strides, (mask is not None, given, dense, 0), 0, tile, GROUP)
     launch(plan, [logits, masks, sample, source, index, statistics])
     return sample if dense else logits.new_empty(0), Drawn(index, statistics)
@@ -617,10 +634,11 @@ def draw_part(logits: Tensor, first_column: int, seed: Tensor, drawn: Drawn) -> 
         logits: (rows, categories of this part), contiguous.
         first_column: The number of the first of them; 0 begins.
         seed: One int64.
-        drawn: What is known so far; it is changed in place.
+        drawn: What is known so far, with the drawn logit as the third of the statistics; it is
+            changed in place.
     """
-    flags = (False, False, False, int(first_column > 0))
-    tile = draw_tiles(logits.shape[1], LONGEST_DRAW, LONG_DRAW)
+    flags = (False, False, False, 2 if first_column > 0 else 1)
+    tile = draw_tiles(*logits.shape, LONGEST_DRAW, LONG_DRAW)
     strides = (logits.stride(),) * 3
     plan = _draw_plan(logits.shape, 1, strides, flags, first_column, tile, GROUP)
     launch(plan, [logits, logits, logits, seed, drawn.index, drawn.statistics])
@@ -682,7 +700,8 @@ def gradient(
     else:
         number, taus, flags = tau, logits, (mask is not None, False, METHODS[method], tau != 1, 0)
     strides = (logits.stride(), masks.stride(), g.stride(), taus.stride(), result.stride())
-    tile = gradient_tiles(logits.shape[dim], LONGEST_GRADIENT, LONG_GRADIENT)
+    n = logits.shape[dim]
+    tile = gradient_tiles(logits.numel() // n, n, LONGEST_GRADIENT, LONG_GRADIENT)
     plan = _gradient_plan(logits.shape, dim, strides, flags, 0, tile)
     index, statistics = drawn.index, drawn.statistics
     tensors = [
@@ -716,7 +735,7 @@ def sums_part(
         gap: As for ``gradient``.
         seed: As for ``gradient``.
         drawn: From ``draw_part``.
-        at_draw: float32, (2, rows): the gradient and the logit at the draw.
+        at_draw: float32, (rows,): the gradient at the draw.
         sums: float32, (5, rows), zero before the first part; it is changed in place.
     """
     _part(1, method, g, logits, first_column, tau, gap, seed, drawn, at_draw, sums)
@@ -755,7 +774,7 @@ def _part(
     flags = (False, False, METHODS[method], tau != 1, part)
     strides = (logits.stride(),) * 5
     # what a part needs is in memory between its two passes: it is never one block
-    tile = gradient_tiles(logits.shape[1], 0, LONG_GRADIENT)
+    tile = gradient_tiles(*logits.shape, 0, LONG_GRADIENT)
     plan = _gradient_plan(logits.shape, 1, strides, flags, first_column, tile)
     tensors = [
         logits, logits, g, logits, g, at_draw, drawn.index, drawn.statistics, seed, sums
