@@ -58,7 +58,7 @@ def _load_logits(logits, mask, element, inside, HAS_MASK: tl.constexpr):
 
 
 @triton.jit
-def _sigmoids(x):
+def sigmoids(x):
     """``sigmoid(x)`` and ``sigmoid(-x)``, accurate in both tails."""
     small = tl.exp(-tl.abs(x))
     likely = 1 / (1 + small)
@@ -110,6 +110,37 @@ def _relaxed_slope(word, other_prob, log2_scale, sharpness, TEMPERED: tl.constex
 
 
 @triton.jit
+def _relaxed_terms(drawn, other_prob, tau, TEMPERED: tl.constexpr):
+    """What ``_relaxed_slope`` needs besides a word, for the logit of the value that was drawn."""
+    log2_scale = tl.zeros_like(drawn)
+    sharpness = log2_scale + 1
+    if TEMPERED:
+        # a large tau raises also a probability that float32 cannot hold: below 2**-60 its
+        # logarithm is the logit, and what is missing to 2**-60 goes into the exponent
+        log2_scale = tl.minimum(60 - drawn * LOG2_E, 0.0)
+        other_prob = tl.where(log2_scale < 0, 8.673617379884035e-19, other_prob)
+        sharpness = sharpness / tau
+    return log2_scale, other_prob, sharpness
+
+
+@triton.jit
+def mean_slope(drawn, other_prob, tau, seed, element, num_draws, TEMPERED: tl.constexpr):
+    """The slope of ``gumbel_rao``: a mean over noise draws, four from a call of the generator."""
+    log2_scale, other_prob, sharpness = _relaxed_terms(drawn, other_prob, tau, TEMPERED)
+    slope = tl.zeros_like(other_prob)
+    for m in range(0, tl.cdiv(num_draws, 4)):
+        a, b, c, d = words(seed, element, 0, DRAWS + m)
+        a = _relaxed_slope(a, other_prob, log2_scale, sharpness, TEMPERED)
+        b = _relaxed_slope(b, other_prob, log2_scale, sharpness, TEMPERED)
+        c = _relaxed_slope(c, other_prob, log2_scale, sharpness, TEMPERED)
+        d = _relaxed_slope(d, other_prob, log2_scale, sharpness, TEMPERED)
+        left = num_draws - 4 * m
+        slope += a + tl.where(left > 1, b, 0.0)
+        slope += tl.where(left > 2, c, 0.0) + tl.where(left > 3, d, 0.0)
+    return slope / num_draws * sharpness
+
+
+@triton.jit
 def _slope(
     x, is_flipped, likely, unlikely, seed, first, tau, gap, num_draws,
     METHOD: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
@@ -121,14 +152,14 @@ def _slope(
     other_prob = tl.where(is_flipped, likely, unlikely)
     if METHOD == REINMAX:
         if TEMPERED:
-            tempered, other_tempered = _sigmoids(drawn / tau)
+            tempered, other_tempered = sigmoids(drawn / tau)
             slope = (other_tempered * (1 + tempered) - prob * other_prob) / 2
         else:
             slope = other_prob / 2
     elif METHOD == MEAN_FIRST or METHOD == MEAN_SECOND or METHOD == MEAN_RELEASED:
         tempered = prob
         if TEMPERED:
-            tempered, _ = _sigmoids(drawn / tau)
+            tempered, _ = sigmoids(drawn / tau)
         if METHOD == MEAN_RELEASED:
             is_one = is_flipped ^ (x > 0)
             signed = tl.where(is_one, prob, -other_prob)
@@ -139,33 +170,13 @@ def _slope(
             slope = first_order
         else:
             slope = (other_prob / 2 + first_order) / 2
-    elif METHOD == GUMBEL_SOFTMAX or METHOD == GUMBEL_RAO:
-        log2_scale = tl.zeros((BLOCK,), tl.float32)
-        sharpness = log2_scale + 1
-        if TEMPERED:
-            # a large tau raises also a probability that float32 cannot hold: below 2**-60 its
-            # logarithm is the logit, and what is missing to 2**-60 goes into the exponent
-            log2_scale = tl.minimum(60 - drawn * LOG2_E, 0.0)
-            other_prob = tl.where(log2_scale < 0, 8.673617379884035e-19, other_prob)
-            sharpness = sharpness / tau
-        if METHOD == GUMBEL_SOFTMAX:
-            word = _word_each(seed, first, NOISE, BLOCK)
-            slope = _relaxed_slope(word, other_prob, log2_scale, sharpness, TEMPERED)
-        else:
-            element = first + tl.arange(0, BLOCK)
-            slope = tl.zeros((BLOCK,), tl.float32)
-            for m in range(0, tl.cdiv(num_draws, 4)):
-                a, b, c, d = words(seed, element, 0, DRAWS + m)
-                a = _relaxed_slope(a, other_prob, log2_scale, sharpness, TEMPERED)
-                b = _relaxed_slope(b, other_prob, log2_scale, sharpness, TEMPERED)
-                c = _relaxed_slope(c, other_prob, log2_scale, sharpness, TEMPERED)
-                d = _relaxed_slope(d, other_prob, log2_scale, sharpness, TEMPERED)
-                left = num_draws - 4 * m
-                slope += a + tl.where(left > 1, b, 0.0)
-                slope += tl.where(left > 2, c, 0.0) + tl.where(left > 3, d, 0.0)
-            slope = slope / num_draws
-        if TEMPERED:
-            slope = slope / tau
+    elif METHOD == GUMBEL_SOFTMAX:
+        log2_scale, other_prob, sharpness = _relaxed_terms(drawn, other_prob, tau, TEMPERED)
+        word = _word_each(seed, first, NOISE, BLOCK)
+        slope = _relaxed_slope(word, other_prob, log2_scale, sharpness, TEMPERED) * sharpness
+    elif METHOD == GUMBEL_RAO:
+        element = first + tl.arange(0, BLOCK)
+        slope = mean_slope(drawn, other_prob, tau, seed, element, num_draws, TEMPERED)
     else:
         lead = drawn
         if METHOD == GAPPED:
@@ -174,12 +185,12 @@ def _slope(
             least = _lead_of(prob, other_prob)
             lead = tl.where(drawn < least, least, drawn)
         if TEMPERED:
-            tempered, other_tempered = _sigmoids(lead / tau)
+            tempered, other_tempered = sigmoids(lead / tau)
             slope = tempered * other_tempered / tau
         elif METHOD == STRAIGHT_THROUGH:
             slope = prob * other_prob
         else:
-            tempered, other_tempered = _sigmoids(lead)
+            tempered, other_tempered = sigmoids(lead)
             slope = tempered * other_tempered
     return slope
 
@@ -191,7 +202,7 @@ def _draw_kernel(logits, mask, seed, sample, n, HAS_MASK: tl.constexpr, BLOCK: t
     element = first + tl.arange(0, BLOCK)
     inside = element < n
     x = _load_logits(logits, mask, element, inside, HAS_MASK)
-    _, unlikely = _sigmoids(tl.abs(x))
+    _, unlikely = sigmoids(tl.abs(x))
     is_one = _is_flipped(unlikely, tl.load(seed), first, BLOCK) ^ (x > 0)
     value = tl.where(is_one, 1.0, 0.0).to(sample.dtype.element_ty)
     tl.store(sample + element, value, mask=inside)
@@ -211,7 +222,7 @@ def _gradient_kernel(
     g = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32)
     if HAS_TAU:
         tau = tl.load(taus + element * TAU_STRIDE, mask=inside, other=1.0)
-    likely, unlikely = _sigmoids(tl.abs(x))
+    likely, unlikely = sigmoids(tl.abs(x))
     if METHOD == STRAIGHT_THROUGH:
         # both values have the same slope
         is_flipped = x > 0

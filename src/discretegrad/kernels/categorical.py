@@ -40,7 +40,7 @@ from .methods import (
     STRAIGHT_THROUGH,
     TINY,
 )
-from .philox import DRAW, NOISE, exponential, interleave, log, log1p, uniform53, words
+from .philox import DRAW, NOISE, exponential, interleave, log1p, uniform53, words
 
 # a row of at most this many categories is one block, which stays on chip
 LONGEST_DRAW = 2048
@@ -51,6 +51,8 @@ LONG_GRADIENT = 8192
 # lanes that a draw picks together
 GROUP = 32
 
+# up to this size a row is short
+SHORT = tl.constexpr(128)
 # the lowest finite float32
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -264,7 +266,7 @@ def _weights(x, w, is_drawn, inverse_tau, lead, own_noise, row, group, seed,
             # far below, log(1 + r / w) is log(r) - x, also where w is no normal number
             far = x < FAR_BELOW
             ratio = noise / (own_noise * tl.where(far, 1.0, w))
-            gap = tl.where(far, log(ratio) - x, log1p(ratio))
+            gap = tl.where(far, tl.log(ratio) - x, log1p(ratio))
             return _exp(tl.where(is_drawn, 0.0, -gap) * inverse_tau)
         else:
             mine = own_noise * w
@@ -435,7 +437,15 @@ def _gradient_kernel(
         here = tl.where(drawn < first_column + n, drawn, -1)
     row_top = tl.load(statistics + row, mask=in_rows, other=0.0)
     inverse_total = 1 / tl.load(statistics + rows + row, mask=in_rows, other=1.0)
-    if PART == 0:
+    if ONE_BLOCK:
+        x, g = _load(logits, mask, gradient, 0, n, in_rows, logits_column, mask_column,
+                     gradient_column, HAS_MASK, BLOCK, NORMAL)  # fmt: skip
+    if ONE_BLOCK and BLOCK <= SHORT:
+        # a sum over a short row is faster than a load that has to wait for the index
+        at = tl.arange(0, BLOCK)[None, :] == drawn
+        at_draw = tl.sum(tl.where(at, g, 0.0), 1, keep_dims=True)
+        own_x = tl.sum(tl.where(at, x, 0.0), 1, keep_dims=True)
+    elif PART == 0:
         at_draw = tl.load(gradient + drawn * gradient_column, mask=in_rows, other=0.0)
         at_draw = at_draw.to(tl.float32)
         own_x = tl.load(logits + drawn * logits_column, mask=in_rows, other=0.0).to(tl.float32)
@@ -469,8 +479,6 @@ def _gradient_kernel(
     sum_h = sum_e
     count = sum_e
     if ONE_BLOCK:
-        x, g = _load(logits, mask, gradient, 0, n, in_rows, logits_column, mask_column,
-                     gradient_column, HAS_MASK, BLOCK, NORMAL)  # fmt: skip
         is_drawn, h, w, e = _terms(
             x, g, seed, 0, first_column, row, here, at_draw, row_top, inverse_tau, lead,
             own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
@@ -480,8 +488,10 @@ def _gradient_kernel(
         )
     elif PART < 2:
         for start in range(0, n, BLOCK):
+            # a part is not read again so soon: lines that were kept would be in the way of others
             x, g = _load(logits, mask, gradient, start, n, in_rows, logits_column, mask_column,
-                         gradient_column, HAS_MASK, BLOCK, KEEP)  # fmt: skip
+                         gradient_column, HAS_MASK, BLOCK,
+                         KEEP if PART == 0 else NORMAL)  # fmt: skip
             is_drawn, h, w, e = _terms(
                 x, g, seed, start, first_column, row, here, at_draw, row_top, inverse_tau, lead,
                 own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
@@ -536,7 +546,8 @@ def _gradient_kernel(
                 column = start + tl.arange(0, BLOCK)[None, :]
                 pointer = result + column.to(tl.int64) * result_column
                 value = value.to(result.dtype.element_ty)
-                tl.store(pointer, value, mask=in_rows & (column < n), eviction_policy=DROP)
+                tl.store(pointer, value, mask=in_rows & (column < n),
+                         eviction_policy=DROP if PART == 0 else NORMAL)  # fmt: skip
             if WRITES_Z:
                 # one element, once all threads have written theirs; cheaper than to look for it
                 tl.debug_barrier()

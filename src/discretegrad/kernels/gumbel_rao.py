@@ -14,6 +14,9 @@ A tile has three axes: rows, categories and groups of draws. Where rows are shor
 warp lie along the groups: sums over a row then stay within a thread, and even a few rows keep many
 threads busy.
 
+Two categories need one noise draw, not two: the logarithm of the ratio of two exponentials is
+logistic, and the formulas are those of the Bernoulli kernel.
+
 Memory traffic: reads logits and gradient, writes one gradient; nothing of size K is in memory. A
 row too long to stay on chip is read twice for each group of draws: for the sums, and, with the
 noise made again, to add to a gradient in memory. That is a float32 tensor other than g, which the
@@ -29,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .bernoulli import DRAWS_BLOCK, DRAWS_WARPS, mean_slope, sigmoids
 from .categorical import Drawn, _row_offset
 from .launch import Plan, launch, power_of_two
 from .layout import layout
@@ -262,6 +266,48 @@ def _gradient_kernel(
                 tl.store(pointer, value, mask=inside & (group == num_groups - 1))
 
 
+@triton.jit
+def _pair_kernel(
+    logits, mask, gradient, tau_rows, result, index, seed,
+    tau, num_draws, rows, inner,
+    logits_outer, logits_inner, logits_column,
+    mask_outer, mask_inner, mask_column,
+    gradient_outer, gradient_inner, gradient_column,
+    tau_outer, tau_inner,
+    result_outer, result_inner, result_column,
+    SPLIT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of rows of two categories."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    logits += _row_offset(row, inner, logits_outer, logits_inner, SPLIT)
+    gradient += _row_offset(row, inner, gradient_outer, gradient_inner, SPLIT)
+    result += _row_offset(row, inner, result_outer, result_inner, SPLIT)
+    own = tl.load(index + row, mask=inside, other=0)
+    other = 1 - own
+    own_x = tl.load(logits + own * logits_column, mask=inside, other=0.0).to(tl.float32)
+    other_x = tl.load(logits + other * logits_column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_MASK:
+        mask += _row_offset(row, inner, mask_outer, mask_inner, SPLIT)
+        allowed = tl.load(mask + other * mask_column, mask=inside, other=0)
+        other_x = tl.where(allowed != 0, other_x, -float("inf"))
+    own_g = tl.load(gradient + own * gradient_column, mask=inside, other=0.0).to(tl.float32)
+    other_g = tl.load(gradient + other * gradient_column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_TAU:
+        offset = _row_offset(row, inner, tau_outer, tau_inner, SPLIT)
+        row_tau = tl.load(tau_rows + offset, mask=inside, other=1.0)
+    else:
+        row_tau = tl.zeros((ROWS,), tl.float32) + tau
+    drawn = own_x - other_x
+    _, other_prob = sigmoids(drawn)
+    slope = mean_slope(drawn, other_prob, row_tau, tl.load(seed), row, num_draws, TEMPERED)
+    # an excluded category gets none, whatever the gradient there
+    value = tl.where(other_x == -float("inf"), 0.0, slope * (other_g - own_g))
+    tl.store(result + own * result_column, (-value).to(result.dtype.element_ty), mask=inside)
+    tl.store(result + other * result_column, value.to(result.dtype.element_ty), mask=inside)
+
+
 class Tiles(NamedTuple):
     """How the kernel cuts rows and draws into programs."""
 
@@ -317,22 +363,45 @@ def gradient(
     # others might be copied to fit the layout
     in_place = in_place and g.is_contiguous()
     result = g if in_place else torch.empty_like(logits, memory_format=torch.contiguous_format)
-    tile = tiles(logits.shape[dim], num_draws, LONGEST, LONG_BLOCK)
-    running = result
-    if not tile.one_block and (in_place or result.dtype != torch.float32):
-        running = torch.empty_like(
-            logits, dtype=torch.float32, memory_format=torch.contiguous_format
-        )
     masks = logits if mask is None else mask
     if isinstance(tau, Tensor):
         number, taus, flags = 1.0, tau, (mask is not None, True, True)
     else:
         number, taus, flags = tau, logits, (mask is not None, False, tau != 1)
+    n = logits.shape[dim]
+    if n == 2:
+        tensors = [logits, masks, g, taus, result]
+        strides = tuple([x.stride() for x in tensors])
+        plan = _pair_plan(logits.shape, dim, strides, num_draws, flags)
+        launch(plan, [*tensors, drawn.index, seed], (number,))
+        return result
+    tile = tiles(n, num_draws, LONGEST, LONG_BLOCK)
+    running = result
+    if not tile.one_block and (in_place or result.dtype != torch.float32):
+        running = torch.empty_like(
+            logits, dtype=torch.float32, memory_format=torch.contiguous_format
+        )
     tensors = [logits, masks, g, taus, running, result]
     strides = tuple([x.stride() for x in tensors])
     plan = _plan(logits.shape, dim, strides, num_draws, flags, tile)
     launch(plan, [*tensors, drawn.index, drawn.statistics, seed], (number,))
     return result
+
+
+@lru_cache(maxsize=4096)
+def _pair_plan(
+    shape: tuple[int, ...],
+    dim: int,
+    strides: tuple[tuple[int, ...], ...],
+    num_draws: int,
+    flags: tuple[int, ...],
+) -> Plan:
+    rows, _, inner, copied, places = layout(shape, dim, strides)
+    constants = (
+        num_draws, rows, inner, *places[0], *places[1], *places[2], *places[3][:2], *places[4],
+        inner != rows, *flags, DRAWS_BLOCK,
+    )  # fmt: skip
+    return Plan(_pair_kernel, -(-rows // DRAWS_BLOCK), DRAWS_WARPS, constants, copied)
 
 
 @lru_cache(maxsize=4096)

@@ -45,7 +45,7 @@ class Plan:
 def launch(plan: Plan, tensors: list[Tensor], numbers: tuple[float, ...] = ()) -> None:
     """Run a kernel on the device of the first tensor."""
     device = tensors[0].device
-    if _SEVERAL_DEVICES and device.index != torch.cuda.current_device():
+    if _SEVERAL_DEVICES and device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             launch(plan, tensors, numbers)
         return

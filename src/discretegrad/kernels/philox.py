@@ -49,21 +49,11 @@ def uniform53(high, low):
 
 
 @triton.jit
-def _near_one(x):
-    """``log(1 + x)`` for |x| < 1/8, by its series: the fast logarithm loses digits there."""
-    return x * (1 + x * (-1 / 2 + x * (1 / 3 + x * (-1 / 4 + x * (1 / 5 + x * (-1 / 6))))))
-
-
-@triton.jit
-def log(x):
-    """``log(x)`` for x > 0, to 2e-7 or, away from 1, as much of its size."""
-    return tl.log2(x) * 0.6931471805599453
-
-
-@triton.jit
 def log1p(x):
     """``log(1 + x)`` for x > -1, accurate for small x."""
-    return tl.where(tl.abs(x) < 0.125, _near_one(x), log(1.0 + x))
+    y = 1.0 + x
+    # for a small x the logarithm lacks just what rounding took from it
+    return tl.log(y) + tl.where(x < 1.0, x - (y - 1.0), 0.0)
 
 
 @triton.jit
@@ -82,5 +72,7 @@ def folded(word):
 def exponential(word):
     """Standard exponential noise from 1e-10 to 23."""
     above, distance = folded(word)
-    far = log(tl.where(above, 1.0 - distance, distance))
-    return -tl.where(above & (distance < 0.125), _near_one(-distance), far)
+    uniform = tl.where(above, 1.0 - distance, distance)
+    # as in log1p
+    lost = tl.where(above, distance - (1.0 - uniform), 0.0)
+    return lost - tl.log(uniform)
