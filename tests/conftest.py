@@ -1,7 +1,13 @@
 """Shared by all tests."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton and the library read it when they are imported: kernels then run without a GPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

@@ -100,7 +100,14 @@ SHARED = [
     path
     for path in MODULES
     if path.parent == PACKAGE
-    and path.name not in ("__init__.py", "_registry.py", "_expectation.py", "_diagnostics.py")
+    and path.name
+    not in (
+        "__init__.py",
+        "_registry.py",
+        "_expectation.py",
+        "_diagnostics.py",
+        "_linear_select.py",
+    )
 ]
 
 
@@ -118,9 +125,22 @@ OPTIONAL = {
 }
 
 
+# imported on the way to a kernel, and nowhere else
+TRITON = [path for path in MODULES if path.parent.name == "kernels" and path.name != "dispatch.py"]
+
+
+def test_the_library_is_imported_without_triton():
+    code = "import sys; sys.modules['triton'] = None; import discretegrad"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "src"}, cwd=ROOT
+    )
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_runs_on_torch_and_the_standard_library(path):
     allowed = {"discretegrad", "torch"} | sys.stdlib_module_names
+    if path in TRITON:
+        allowed |= {"triton"}
     on_import = {name.split(".")[0] for name in imports(path, top_level=True)}
     assert on_import <= allowed
     roots = {name.split(".")[0] for name in imports(path)}

@@ -1,0 +1,804 @@
+"""The Triton kernels on a GPU: real sizes, and what only a GPU can show.
+
+The torch path in float64 on the same draws is the reference, as in test_kernels.py, which runs
+small sizes through every branch. Compiling takes most of the time here, a second or two for each
+variant of a kernel, so sizes and options repeat where they can.
+
+The environment variable DISCRETEGRAD_SOAK sets the number of calls of the soak (default 2000).
+"""
+
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from scipy import stats
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import discretegrad
+from discretegrad import bernoulli, select
+from discretegrad.kernels import dispatch
+from kernel_cases import (
+    BY_METHOD,
+    CASES,
+    CATEGORICAL,
+    DTYPES,
+    LEVEL,
+    REINMAX,
+    Case,
+    allowed_some,
+    assert_gradient,
+    assert_one_hot,
+    check_case,
+    chi_square,
+    each,
+    excess,
+    independence,
+    normal,
+    poisoned_memory,
+    seeded,
+    surrounded,
+    temperatures,
+)
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+DEVICE = "cuda"
+BITS = BY_METHOD["bernoulli", "reinmax"]
+GIB = 2**30
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    with poisoned_memory(monkeypatch):
+        yield
+
+
+@pytest.fixture
+def memory():
+    """An empty device: what the test holds is given back."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    assert torch.cuda.max_memory_allocated() < 100 * GIB
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def inputs(*shape, dtype=torch.float32, spread=2.0):
+    """Logits and a gradient."""
+    logits = spread * normal(*shape, dtype=dtype, device=DEVICE)
+    return logits, normal(*shape, seed=11, dtype=dtype, device=DEVICE)
+
+
+def mask_of(*shape, dim=-1):
+    return allowed_some(*shape, dim=dim, device=DEVICE)
+
+
+def tau_of(*shape):
+    return temperatures(*shape, device=DEVICE)
+
+
+LENGTHS = [
+    1, 2, 10, 100, 1000, 1023, 1024, 1025, 2048, 2049, 4097, 8191, 8192, 8193, 32768, 100_000,
+    1_000_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_every_length(n, poison):
+    check_case(REINMAX, *inputs(5, n))
+
+
+@each(CASES)
+def test_every_sampler_on_short_rows(case, poison):
+    check_case(case, *inputs(37, 100), tau_of(37, 1), mask=mask_of(37, 100), given=True)
+
+
+@each(CATEGORICAL)
+def test_every_sampler_on_long_rows(case, poison):
+    check_case(case, *inputs(5, 20_000))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("shape", [(37, 100), (5, 20_000)], ids=["short", "long"])
+def test_low_precisions(dtype, shape, poison):
+    check_case(REINMAX, *inputs(*shape, dtype=dtype))
+    check_case(BITS, *inputs(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_low_precision_of_long_rows_of_gumbel_rao(dtype, poison):
+    """Which adds up in a float32 tensor of its own."""
+    check_case(BY_METHOD["categorical", "gumbel_rao"], *inputs(3, 5000, dtype=dtype), 0.7)
+
+
+@pytest.mark.parametrize("n", [3, 100, 5000])
+def test_a_thousand_noise_draws(n):
+    case = replace(BY_METHOD["categorical", "gumbel_rao"], options={"num_draws": 1000})
+    check_case(case, *inputs(4, n), 0.5)
+    case = replace(BY_METHOD["bernoulli", "gumbel_rao"], options={"num_draws": 1000})
+    check_case(case, *inputs(4, n), 0.5)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_any_axis(dim, poison):
+    logits, g = inputs(30, 20, 7)
+    shape = [30, 20, 7]
+    shape[dim] = 1
+    check_case(REINMAX, logits, g.transpose(0, 1).contiguous().transpose(0, 1), tau_of(*shape),
+               dim, mask_of(30, 20, 7, dim=dim))  # fmt: skip
+
+
+def test_surrounded_and_expanded():
+    logits, g = inputs(37, 100)
+    check_case(REINMAX, surrounded(logits), surrounded(g))
+    check_case(REINMAX, logits[:1].expand(37, 100), g[0, 0].expand(37, 100))
+
+
+def test_addresses_of_any_alignment():
+    """A variant that was compiled for aligned tensors is not run for others."""
+    for shift in (0, 1, 4, 3):
+        memory = [x.flatten() for x in inputs(38, 100)]
+        logits, g = (x[shift : shift + 3700].view(37, 100) for x in memory)
+        check_case(REINMAX, logits, g)
+        check_case(BITS, logits, g)
+
+
+def test_extremes():
+    top = torch.finfo(torch.float32).max
+    logits = normal(8, 100, device=DEVICE)
+    logits[0], logits[1, 3], logits[2, :99] = -top, top, -math.inf
+    logits[3, 50:], logits[4, ::2] = -math.inf, -top
+    logits[5] = torch.arange(100, device=DEVICE) * 100.0
+    check_case(REINMAX, logits, normal(8, 100, seed=11, device=DEVICE))
+    wide = torch.full((8, 20_000), -math.inf, device=DEVICE)
+    wide[:, -100:] = logits
+    check_case(REINMAX, wide, normal(8, 20_000, seed=11, device=DEVICE))
+
+
+@pytest.mark.parametrize("n", [100, 20_000])
+def test_a_row_of_nan_stays_in_range_and_alone(n):
+    logits, g = inputs(5, n)
+    broken = logits.clone()
+    broken[1] = math.nan
+    results = []
+    for x in (logits, broken):
+        leaf = x.requires_grad_()
+        z = REINMAX.sample(leaf, generator=seeded(1, DEVICE))
+        assert_one_hot(z)
+        results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual[[0, 2, 3, 4]], expected[[0, 2, 3, 4]])
+
+
+def test_auto_uses_the_kernels_where_it_can():
+    assert dispatch.choose("reinmax", torch.zeros(3, device=DEVICE), "auto") == "triton"
+    assert dispatch.choose("reinmax", torch.zeros(3).double().to(DEVICE), "auto") == "torch"
+    assert dispatch.choose("reinmax", torch.zeros(3), "auto") == "torch"
+    with pytest.raises(discretegrad.BackendUnavailable, match="the logits are on 'cpu'"):
+        discretegrad.reinmax(torch.zeros(3), backend="triton")
+
+
+def check_far_end(case, logits, g, dim=-1, count=1000):
+    """The last rows of a sample and its gradient, against the torch path, and all of the sample."""
+    z = case.sample(
+        logits, generator=seeded(1, DEVICE), **({"dim": dim} if case.categorical else {})
+    )
+    (gradient,) = torch.autograd.grad(z, logits, g)
+    rows = 0 if case.categorical and dim in (-1, logits.ndim - 1) else logits.ndim - 1
+    tails = [
+        x.detach().narrow(rows, x.shape[rows] - count, count) for x in (z, gradient, logits, g)
+    ]
+    draw = case.drawn(tails[0], dim)
+    expected = case.expected(tails[2], tails[3], draw, dim=dim)
+    assert_gradient(tails[1], expected, case.scale(tails[3], draw, expected, dim))
+    if case.categorical:
+        # in a dtype that counts to one, without a copy of the sample
+        assert (z.detach().sum(dim) == 1).all()
+        assert z.detach().amax() == 1
+        assert z.detach().amin() == 0
+    return z.detach(), gradient
+
+
+BIG = {
+    "long rows": ((2**15 + 1, 2**16), -1),
+    "short rows": ((2**30 + 3, 2), -1),
+    "first axis": ((2**16, 2**15 + 1), 0),
+}
+
+
+@pytest.mark.parametrize(("shape", "dim"), BIG.values(), ids=BIG)
+def test_more_than_two_to_the_31_elements(shape, dim, memory):
+    logits = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16)
+    logits.normal_(generator=seeded(0, DEVICE)).requires_grad_()
+    assert logits.numel() > 2**31
+    g = normal(shape[dim], seed=11, dtype=torch.bfloat16, device=DEVICE)
+    g = (g if dim == -1 else g[:, None]).expand(shape)
+    check_far_end(REINMAX, logits, g, dim)
+
+
+def test_more_than_two_to_the_31_bits(memory):
+    size = 2**31 + 77
+    logits = torch.empty(size, device=DEVICE, dtype=torch.bfloat16)
+    logits.normal_(generator=seeded(0, DEVICE)).requires_grad_()
+    z, gradient = check_far_end(BITS, logits, normal(1, device=DEVICE).bfloat16().expand(size))
+    # both values occur at the far end, which is drawn like the rest
+    tail = z[-100_000:].float()
+    probs = logits.detach()[-100_000:].double().sigmoid()
+    spread = (probs * (1 - probs)).sum().sqrt()
+    assert 2 * stats.norm.sf(((tail.sum() - probs.sum()).abs() / spread).item()) > LEVEL
+    assert (gradient[-100_000:] != 0).all()
+
+
+def test_more_than_two_to_the_32_bytes(memory):
+    """In rows of a million, with the draw at their ends."""
+    n = 2**20
+    logits = torch.zeros(1030, n, device=DEVICE)
+    logits[:, : n - 1] = -math.inf
+    z = discretegrad.reinmax(logits)
+    assert (z[:, n - 1] == 1).all()
+    assert z.sum() == 1030
+
+
+def test_peak_memory(memory):
+    logits, g = (x for x in inputs(8192, 4096))
+    logits.requires_grad_()
+    size = logits.nbytes
+    for sampler in (
+        discretegrad.reinmax,
+        lambda x: discretegrad.reinmax(x, 0.7),
+        discretegrad.gumbel_softmax,
+        lambda x: discretegrad.gumbel_rao(x, num_draws=4),
+        bernoulli.reinmax,
+    ):
+        logits.grad = None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        z = sampler(logits)
+        z.backward(g)
+        assert torch.cuda.max_memory_allocated() - before <= 2.1 * size
+        del z
+
+
+def test_peak_memory_of_the_index_form(memory):
+    """One tensor of the size of the logits, their gradient."""
+    logits, weight = inputs(8192, 4096)[0], normal(4096, 64, device=DEVICE)
+    logits.requires_grad_()
+    weight.requires_grad_()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    _, handle = discretegrad.reinmax_index(logits)
+    select(handle, weight).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before <= 1.1 * logits.nbytes
+
+
+def kernels_of(step) -> list[str]:
+    """What a call runs on the GPU."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    on_device = torch.autograd.DeviceType.CUDA
+    return [event.name for event in seen.events() if event.device_type == on_device]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the profiler
+@each([REINMAX, BY_METHOD["categorical", "gumbel_softmax"], BITS])
+@pytest.mark.parametrize("shape", [(3000, 10), (400, 8)], ids=str)
+def test_at_most_two_launches_each_way(case, shape):
+    logits, g = inputs(*shape)
+    logits.requires_grad_()
+    case.sample(logits).backward(g)
+    samples = []
+    forward = kernels_of(lambda: samples.append(case.sample(logits)))
+    backward = kernels_of(lambda: torch.autograd.grad(samples[0], logits, g))
+    assert 1 <= len(forward) <= 2, forward
+    assert 1 <= len(backward) <= 2, backward
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
+def test_no_call_makes_the_gpu_wait(case):
+    logits, g = inputs(37, 100)
+    logits.requires_grad_()
+    mask, tau, weight = mask_of(37, 100), tau_of(37, 1), normal(100, 8, device=DEVICE)
+    weight.requires_grad_()
+    # from 3072 rows on torch sorts the indices for the gradient of the weight
+    many = inputs(4001, 100)[0].requires_grad_()
+
+    def step():
+        case.sample(logits, tau, mask=mask).backward(g)
+        if not case.noisy:
+            case.sample_at(logits, draw, tau, mask=mask).backward(g)
+        if case.categorical:
+            _, handle = case.sample_index(many, 0.7)
+            select(handle, weight).sum().backward()
+
+    draw = case.drawn(case.sample(logits, tau, mask=mask))
+    step()  # first calls may load kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@each([REINMAX, BITS])
+def test_another_stream(case):
+    logits, g = inputs(37, 100)
+    results = []
+    stream = torch.cuda.Stream()
+    for where in (None, stream):
+        if where is not None:
+            where.wait_stream(torch.cuda.current_stream())
+        with nullcontext() if where is None else torch.cuda.stream(where):
+            leaf = logits.detach().clone()
+            if where is not None:
+                torch.cuda._sleep(10**7)  # what runs on another stream would overtake
+            leaf = (leaf + 1).requires_grad_()
+            z = case.sample(leaf, generator=seeded(1, DEVICE))
+            results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+        torch.cuda.synchronize()
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def warm_up(step):
+    """What a step does for the first time cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
+@pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
+def test_replays_draw_anew_and_reproduce(case, own):
+    logits, g = inputs(37, 100)
+    logits.requires_grad_()
+    generator = seeded(0, DEVICE) if own else None
+
+    def step():
+        z = case.sample(logits, 0.7, generator=generator)
+        return z, torch.autograd.grad(z, logits, g)[0]
+
+    warm_up(step)
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        z, gradient = step()
+
+    def replays(seed):
+        if generator is None:
+            torch.cuda.manual_seed(seed)
+        else:
+            generator.manual_seed(seed)
+        results = []
+        for _ in range(3):
+            graph.replay()
+            results.append((z.detach().clone(), gradient.clone()))
+        return results
+
+    first, again, other = replays(5), replays(5), replays(6)
+    for one, two in zip(first, again, strict=True):
+        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[1], two[1])
+    samples = [z for z, _ in first + other]
+    assert len({tuple(z.flatten().tolist()) for z in samples}) == 6
+    if not case.noisy:
+        for sample, of_sample in first:
+            draw = case.drawn(sample)
+            expected = case.expected(logits, g, draw, 0.7)
+            assert_gradient(of_sample, expected, case.scale(g, draw, expected))
+
+
+@each([REINMAX, BITS])
+def test_a_generator_reproduces_and_leaves_the_global_one_alone(case):
+    logits, _ = inputs(37, 100)
+    state = torch.cuda.get_rng_state()
+    first, second = (case.sample(logits, generator=seeded(1, DEVICE)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    torch.cuda.manual_seed(3)
+    first, second = case.sample(logits), case.sample(logits)
+    torch.cuda.manual_seed(3)
+    assert torch.equal(case.sample(logits), first)
+    assert not torch.equal(first, second)
+
+
+# torch warns about its own internals while it compiles, differently in every version
+COMPILER_WARNINGS = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@COMPILER_WARNINGS
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_softmax"], BITS])
+def test_compiled(case, mode, compiler):
+    logits, g = inputs(37, 100)
+    logits.requires_grad_()
+
+    def sampler(logits):
+        return case.sample(logits, 0.7)
+
+    compiled = torch.compile(sampler, fullgraph=True, mode=mode)
+
+    def step(seed=None):
+        if seed is not None:
+            torch.cuda.manual_seed(seed)
+        torch.compiler.cudagraph_mark_step_begin()
+        z = compiled(logits)
+        return z.detach().clone(), torch.autograd.grad(z, logits, g)[0].clone()
+
+    for _ in range(4):  # until graphs are captured
+        step()
+    first, second = step(5), step()
+    again = step(5)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], second[0])
+    if not case.noisy:
+        draw = case.drawn(first[0])
+        expected = case.expected(logits, g, draw, 0.7)
+        assert_gradient(first[1], expected, case.scale(g, draw, expected))
+
+
+@COMPILER_WARNINGS
+def test_compiled_index_form(compiler):
+    logits, weight = inputs(37, 100)[0], normal(100, 8, device=DEVICE)
+    logits.requires_grad_()
+    weight.requires_grad_()
+
+    @torch.compile(fullgraph=True)
+    def step(logits, weight):
+        index, handle = discretegrad.reinmax_index(logits, backend="triton")
+        return index, select(handle, weight)
+
+    index, value = step(logits, weight)
+    assert torch.equal(value, weight[index])
+    g = normal(37, 8, seed=11, device=DEVICE)
+    value.backward(g)
+    at_one_hot = g.double() @ weight.detach().double().T
+    expected = REINMAX.expected(logits, at_one_hot, index)
+    # the product that feeds the formula is rounded, perhaps to 10 bits of a factor
+    error = (logits.grad - expected).abs().max()
+    assert error < 1e-2 * expected.abs().max()
+    counts = torch.zeros_like(weight).index_add_(0, index, g)
+    torch.testing.assert_close(weight.grad, counts)
+
+
+@each([REINMAX, BITS])
+def test_autocast(case):
+    inside = nn.Linear(16, 100, device=DEVICE)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = inside(normal(37, 16, device=DEVICE))
+        assert logits.dtype == torch.bfloat16
+        logits.retain_grad()
+        z = case.sample(logits, generator=seeded(1, DEVICE))
+        assert z.dtype == torch.bfloat16
+    g = normal(37, 100, dtype=torch.bfloat16, device=DEVICE)
+    z.backward(g)
+    expected = case.expected(logits, g, case.drawn(z))
+    assert_gradient(logits.grad, expected, case.scale(g, case.drawn(z), expected))
+    assert inside.weight.grad.dtype == torch.float32
+
+
+class Model(nn.Module):
+    """A discrete bottleneck."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = nn.Linear(16, 100), nn.Linear(100, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.inside(x)
+        return self.outside(discretegrad.reinmax(logits, backend="triton")) + self.outside(
+            bernoulli.reinmax(logits, backend="triton")
+        )
+
+
+def made_model() -> Model:
+    torch.manual_seed(0)
+    return Model().to(DEVICE)
+
+
+def gradients_of(model, run=None) -> list[Tensor]:
+    torch.cuda.manual_seed(7)
+    x = normal(37, 16, device=DEVICE).requires_grad_()
+    (model if run is None else run)(x).square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_checkpoint_gives_the_same_gradient():
+    plain, kept = made_model(), made_model()
+    expected = gradients_of(plain)
+    actual = gradients_of(kept, lambda x: checkpoint(kept, x, use_reentrant=False))
+    for one, two in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    if not dist.is_nccl_available():
+        pytest.skip("needs NCCL")
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1,
+        device_id=torch.device("cuda", 0),
+    )  # fmt: skip
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own wrappers
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp", "fully_shard"])
+def test_data_parallel(wrapper, process_group):
+    expected = gradients_of(made_model())
+    model = made_model()
+    if wrapper == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    elif wrapper == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(model, device_id=0, use_orig_params=True)
+    else:
+        fsdp = pytest.importorskip("torch.distributed.fsdp")
+        if not hasattr(fsdp, "fully_shard"):
+            pytest.skip("needs a torch with fully_shard")
+        model = fsdp.fully_shard(model)
+    actual = gradients_of(model)
+    for one, two in zip(actual, expected, strict=True):
+        one = one.full_tensor() if hasattr(one, "full_tensor") else one
+        torch.testing.assert_close(one.reshape(two.shape), two)
+
+
+def draws(logits, rows, seed=1):
+    index, _ = discretegrad.reinmax_index(logits.expand(rows, -1), generator=seeded(seed, DEVICE))
+    return index
+
+
+@pytest.mark.parametrize(
+    ("n", "rows"), [(5, 10**7), (100, 10**7), (1000, 10**7), (5000, 10**7), (200_000, 10**6)]
+)
+def test_frequencies(n, rows):
+    """Logits of all sizes in any order, a category of one in a million, and excluded ones."""
+    logits = 2 * normal(n, seed=4, device=DEVICE)
+    rare, excluded = n // 2, n // 3
+    logits[rare] = logits.logsumexp(0) - math.log(1e6)
+    logits[excluded] = -math.inf
+    counts = torch.zeros(n, dtype=torch.int64, device=DEVICE)
+    pieces = 1 if n < 10**5 else 4
+    for piece in range(pieces):
+        index = draws(logits, rows // pieces, piece)
+        counts += torch.bincount(index, minlength=n)
+    probs = logits.double().softmax(-1)
+    assert counts[excluded] == 0
+    assert chi_square(counts, probs) > LEVEL
+    assert stats.binomtest(int(counts[rare]), rows, probs[rare].item()).pvalue > LEVEL
+
+
+def test_draws_are_independent():
+    probs = torch.tensor([0.3, 0.05, 0.25, 0.1, 0.3], device=DEVICE)
+    index, other = draws(probs.log(), 10**7), draws(probs.log(), 10**7, 2)
+    for shift in (1, 2, 64, 128, 10**6):
+        assert independence(index[:-shift], index[shift:], probs) > LEVEL
+    assert independence(index, other, probs) > LEVEL
+
+
+@pytest.mark.parametrize("logit", [-12.0, -1.0, 0.3, 6.0])
+def test_frequencies_of_bits(logit):
+    rows = 10**7
+    logits = torch.full((rows,), logit, device=DEVICE)
+    value = bernoulli.reinmax(logits, generator=seeded(7, DEVICE)).long()
+    prob = torch.tensor(logit).double().sigmoid()
+    ones = int(value.sum())
+    assert stats.binomtest(ones, rows, prob.item()).pvalue > LEVEL
+    if 10**5 < ones < rows - 10**5:
+        probs = torch.stack([1 - prob, prob]).to(DEVICE)
+        for shift in (1, 2, 4, 1024):
+            assert independence(value[:-shift], value[shift:], probs) > LEVEL
+
+
+def test_mean_gradient_is_that_of_the_torch_path():
+    """Two paths with their own draws and noise; a z-test for each category."""
+    rows = 2**20
+    logits = torch.tensor([0.5, -0.4, 0.1, 1.0], device=DEVICE).expand(rows, 4)
+    g = torch.tensor([1.0, -2.0, 0.5, 3.0], device=DEVICE).expand(rows, 4)
+    for case in CATEGORICAL:
+        means = []
+        for backend in ("triton", "torch"):
+            leaf = logits.detach().clone().requires_grad_()
+            z = case.sample(leaf, 0.7, backend=backend, generator=seeded(8, DEVICE))
+            gradient = torch.autograd.grad(z, leaf, g)[0].double()
+            means.append((gradient.mean(0), gradient.var(0) / rows))
+        (one, spread_one), (two, spread_two) = means
+        # straight_through does not depend on the draw: what is left is rounding
+        error = ((one - two).abs() - 1e-6).clamp_min(0)
+        score = (error / (spread_one + spread_two).sqrt().clamp_min(1e-12)).max()
+        assert 2 * stats.norm.sf(score.item()) * 4 > LEVEL, case
+
+
+SANITIZED = """
+import torch, discretegrad as dg
+torch.manual_seed(0)
+for shape in ((5, 7), (2, 2100), (2, 9000)):
+    logits = torch.randn(*shape, device="cuda", requires_grad=True)
+    mask, tau = torch.rand(*shape, device="cuda") < 0.9, torch.rand(shape[0], 1, device="cuda") + 1
+    mask[:, 0] = True
+    g = torch.randn(*shape, device="cuda")
+    dg.reinmax(logits, tau, mask=mask, backend="triton").backward(g)
+    dg.gumbel_rao(logits, num_draws=5, backend="triton").backward(g)
+    dg.bernoulli.reinmax(logits, tau, mask=mask, backend="triton").backward(g)
+    index, handle = dg.gumbel_softmax_index(logits, backend="triton")
+    dg.select(handle, torch.randn(shape[1], 3, device="cuda")).sum().backward()
+torch.cuda.synchronize()
+print("finished")
+"""
+
+
+def test_no_access_outside_of_tensors():
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(sanitizer).exists():
+        pytest.skip("needs compute-sanitizer")
+    environment = os.environ | {
+        # each tensor an allocation of its own, so that the tool knows where it ends
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
+    run = subprocess.run(
+        [*command, "-c", SANITIZED], env=environment, capture_output=True, text=True, timeout=400
+    )
+    output = run.stdout + run.stderr
+    if "finished" not in output and "Invalid __" not in output:
+        pytest.skip(f"compute-sanitizer cannot run here: {output[-300:]}")
+    assert run.returncode == 0, output[-4000:]
+    assert "ERROR SUMMARY: 0 errors" in output
+
+
+class Soaked(NamedTuple):
+    """One kind of call of the soak: it is compiled once and called with many numbers of rows."""
+
+    case: Case
+    n: int
+    dtype: torch.dtype
+    tau: str
+    masked: bool
+    layout: str
+    given: bool
+
+
+# all of one kind for the compiler: neither 1 nor a multiple of 16
+SOAK_ROWS = (3, 5, 7, 13, 30, 63)
+
+
+def soak_kinds(count: int, choose: random.Random) -> list[Soaked]:
+    kinds = []
+    for _ in range(count):
+        case = choose.choice(CASES)
+        kinds.append(
+            Soaked(
+                case,
+                choose.choice((1, 2, 3, 5, 8, 10, 17, 33, 65, 100, 129)),
+                choose.choice((torch.float32, torch.float32, *DTYPES)),
+                choose.choice(("one", "number", "row", "tensor")),
+                choose.random() < 0.5,
+                choose.choice(("contiguous", "contiguous", "transposed", "steps", "shifted")),
+                not case.noisy and choose.random() < 0.3,
+            )
+        )
+    return kinds
+
+
+class Pool:
+    """Random numbers for many calls: a tensor is a view from a random place."""
+
+    def __init__(self, choose: random.Random):
+        self.choose = choose
+        numbers = normal(2**20, device=DEVICE)
+        self.numbers = {dtype: (1.5 * numbers).to(dtype) for dtype in DTYPES}
+        self.allowed = torch.rand(2**20, generator=seeded(3, DEVICE), device=DEVICE) < 0.7
+        self.taus = temperatures(2**20, device=DEVICE)
+
+    def view(self, memory: Tensor, rows: int, n: int, layout: str = "contiguous") -> Tensor:
+        step = 2 if layout == "steps" else 1
+        size = rows * n * step
+        start = self.choose.randrange((len(memory) - size) // 16 - 1) * 16 + (layout == "shifted")
+        piece = memory[start : start + size : step]
+        return piece.view(n, rows).T if layout == "transposed" else piece.view(rows, n)
+
+    def arguments(self, kind: Soaked, rows: int):
+        """Logits, gradient, tau and mask."""
+        logits = self.view(self.numbers[kind.dtype], rows, kind.n, kind.layout)
+        g = self.view(self.numbers[kind.dtype], rows, kind.n)
+        tau = {"one": 1.0, "number": 0.7}.get(kind.tau)
+        if tau is None:
+            tau = self.view(self.taus, rows, 1) if kind.tau == "row" else self.taus[rows]
+        mask = None
+        if kind.masked:
+            mask = self.view(self.allowed, rows, kind.n)
+            if kind.case.categorical:
+                mask = mask | (torch.arange(kind.n, device=DEVICE) == kind.n // 2)
+        return logits, g, tau, mask
+
+
+def broken_rules(case, z, gradient, g, mask) -> Tensor:
+    """How far a burst is from the cheap rules: samples are discrete, rows of gradients sum to 0."""
+    wide = gradient.float()
+    largest = wide.abs().amax()
+    # NaN and infinity come through
+    worst = largest * 0 + (z - z * z).abs().amax()
+    if case.categorical:
+        worst = worst + (z.sum(-1, dtype=torch.float32) - 1).abs().amax()
+    if case.categorical and case.method != "mean_released":
+        # every one of at most 129 entries was rounded
+        rounding = 130 * torch.finfo(z.dtype).eps * (largest + g.abs().amax().float())
+        worst = worst + (wide.sum(-1).abs().amax() - rounding).clamp_min(0)
+    if mask is not None:
+        worst = worst + (wide * ~mask).abs().amax() + (z * ~mask).amax()
+    return worst.float()
+
+
+# calls of one kind whose results are looked at together
+BURST = 10
+
+
+def test_soak():
+    """Random small calls: cheap rules for all of them, the torch path for every fiftieth."""
+    bursts = -(-int(os.environ.get("DISCRETEGRAD_SOAK", "2000")) // BURST)
+    choose = random.Random(0)
+    kinds = soak_kinds(max(1, min(bursts // 10, 80)), choose)
+    pool = Pool(choose)
+    generator, again = seeded(0, DEVICE), seeded(0, DEVICE)
+    rules, errors = torch.zeros((), device=DEVICE), torch.zeros((), device=DEVICE)
+    for burst in range(bursts):
+        kind, rows = choose.choice(kinds), choose.choice(SOAK_ROWS)
+        case = kind.case
+        if burst % 5 == 0:
+            again.set_state(generator.get_state())
+        results = []
+        for _ in range(BURST):
+            logits, g, tau, mask = pool.arguments(kind, rows)
+            leaf = logits.detach().requires_grad_()
+            z = case.sample(leaf, tau, mask=mask, generator=generator)
+            if kind.given:
+                z = case.sample_at(leaf, case.drawn(z), tau, mask=mask)
+            results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0], g, mask, logits, tau))
+        stacked = [torch.stack(tensors) for tensors in list(zip(*results, strict=True))[:3]]
+        masks = torch.stack([mask for *_, mask, _, _ in results]) if kind.masked else None
+        rules = torch.maximum(rules, broken_rules(case, *stacked, masks))
+        if burst % 5 == 0:
+            # the first call, with the seed that it drew
+            seed = torch.randint(2**63 - 1, (1,), device=DEVICE, generator=again)
+            z, gradient, g, mask, logits, tau = results[0]
+            draw = case.drawn(z)
+            expected = case.expected(logits, g, draw, tau, mask=mask, seed=seed)
+            error = excess(gradient, expected, case.scale(g, draw, expected))
+            errors = torch.maximum(errors, error.float())
+        if burst % 100 == 99 or burst == bursts - 1:
+            call = (burst + 1) * BURST
+            assert rules.item() == 0, f"a rule is broken by {rules.item():.3g} up to call {call}"
+            assert errors.item() <= 1, f"{errors.item():.3g} times what is allowed, call {call}"

@@ -1,0 +1,1184 @@
+"""The Triton kernels in Triton's interpreter, against the torch path in float64 on the same draws.
+
+Blocks are made small where that lets every branch run on small sizes. Real sizes, and what only a
+GPU can show, are in test_gpu_kernels.py.
+"""
+
+import ast
+import importlib
+import inspect
+import math
+import sys
+from collections import defaultdict
+from typing import NamedTuple
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import discretegrad
+import philox_reference
+from discretegrad import BackendUnavailable, bernoulli
+from discretegrad.kernels import dispatch
+from kernel_cases import (
+    BERNOULLI,
+    BY_METHOD,
+    CASES,
+    CATEGORICAL,
+    LEVEL,
+    NOISE_FREE,
+    REINMAX,
+    allowed_some,
+    assert_gradient,
+    assert_one_hot,
+    check_case,
+    chi_square,
+    each,
+    each_dtype,
+    independence,
+    normal,
+    poisoned_memory,
+    seed_of,
+    seeded,
+    surrounded,
+    temperatures,
+)
+
+triton = pytest.importorskip("triton")
+if not dispatch._INTERPRETED:
+    pytest.skip("runs in Triton's interpreter, where there is no GPU", allow_module_level=True)
+
+import triton.language as tl  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
+
+from discretegrad.kernels import bernoulli as bits  # noqa: E402
+from discretegrad.kernels import categorical, gumbel_rao, ops, philox  # noqa: E402
+from discretegrad.kernels.layout import layout  # noqa: E402
+
+# NumPy tells of infinities that a GPU makes silently
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+MODULES = {"categorical": categorical, "gumbel_rao": gumbel_rao, "bernoulli": bits}
+# the longest row that is one block, the size of a block of a longer one, lanes picked together
+ONE_BLOCK, BLOCK, GROUP = 16, 16, 4
+
+
+@pytest.fixture(autouse=True)
+def poison(request, monkeypatch):
+    """Everything here allocates poisoned memory, except what is compiled."""
+    if "compiler" in request.fixturenames:
+        yield
+        return
+    with poisoned_memory(monkeypatch):
+        yield
+
+
+def forget_plans():
+    """Of how to cut rows into programs."""
+    for module in MODULES.values():
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that all branches run on rows of some dozen categories."""
+    for name in ("LONGEST_DRAW", "LONGEST_GRADIENT"):
+        monkeypatch.setattr(categorical, name, ONE_BLOCK)
+    for name in ("LONG_DRAW", "LONG_GRADIENT"):
+        monkeypatch.setattr(categorical, name, BLOCK)
+    monkeypatch.setattr(categorical, "GROUP", GROUP)
+    monkeypatch.setattr(gumbel_rao, "LONGEST", ONE_BLOCK)
+    monkeypatch.setattr(gumbel_rao, "LONG_BLOCK", BLOCK)
+    monkeypatch.setattr(bits, "BLOCK", 16)
+    monkeypatch.setattr(bits, "DRAWS_BLOCK", 8)
+
+
+@pytest.fixture
+def wide_programs(monkeypatch):
+    """Many short rows in a program, which is what takes the interpreter's time."""
+    with monkeypatch.context() as patch:
+        patch.setattr(categorical, "_FEW_NUMBERS", 4096)
+        forget_plans()
+        yield
+    forget_plans()
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel."""
+
+    kernel: str
+    constants: dict[str, int]
+    programs: int
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What was launched, in order."""
+    seen = []
+    plain = interpreter.GridExecutor.__call__
+
+    def record(self, *arguments, **options):
+        given = dict(zip(self.arg_names, arguments, strict=False)) | options
+        module = self.fn.__globals__["__name__"].rpartition(".")[2]
+        constants = {name: given[name] for name in self.constexprs}
+        seen.append(Launch(module + self.fn.__name__, constants, self.grid[0]))
+        return plain(self, *arguments, **options)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
+    return seen
+
+
+@pytest.fixture
+def unchecked():
+    """Nobody looks at values, as on a GPU."""
+    before = discretegrad.set_checks("never")
+    yield
+    discretegrad.set_checks(before)
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def inputs(*shape, dtype=torch.float32, spread=2.0):
+    """Logits and a gradient."""
+    return spread * normal(*shape, dtype=dtype), normal(*shape, seed=11, dtype=dtype)
+
+
+TAUS = {"tau=1": 1.0, "tau=0.6": 0.6, "tau by row": temperatures(3, 2, 1)}
+each_tau = pytest.mark.parametrize("tau", TAUS.values(), ids=TAUS)
+
+
+@each(CASES)
+@each_tau
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_sample_and_gradient(case, tau, masked):
+    mask = allowed_some(3, 2, 7) if masked else None
+    check_case(case, *inputs(3, 2, 7), tau, mask=mask, given=True)
+
+
+@each(CASES)
+@each_dtype()
+def test_every_dtype(case, dtype):
+    logits, g = inputs(5, 9, dtype=dtype)
+    check_case(case, logits, g, given=True)
+    check_case(case, logits, g, temperatures(5, 1), mask=allowed_some(5, 9))
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("plain", [True, False], ids=["tau=1", "masked, tau by row"])
+def test_rows_of_several_blocks(case, plain, small_blocks, launches):
+    tau, mask = (1.0, None) if plain else (temperatures(2, 1), allowed_some(2, 37))
+    check_case(case, *inputs(2, 37), tau, mask=mask, given=plain)
+    blocks = [launch.constants for launch in launches]
+    assert all(c.get("BLOCKS", 2) > 1 and not c.get("ONE_BLOCK", False) for c in blocks)
+
+
+# a sampler for each way of walking over a row
+WALKS = [case for case in CATEGORICAL if case.method in ("reinmax", "gumbel_softmax", "gumbel_rao")]
+
+
+@each(WALKS)
+@each_dtype()
+def test_every_dtype_in_several_blocks(case, dtype, small_blocks):
+    logits, g = inputs(2, 37, dtype=dtype)
+    check_case(case, logits, g, 0.6)
+
+
+@each(WALKS)
+@pytest.mark.parametrize(
+    "n", [1, 2, 3, 4, 5, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1,
+          4 * BLOCK + 1]
+)  # fmt: skip
+def test_lengths_around_every_boundary(case, n, small_blocks):
+    rows = 1 if case.method == "gumbel_rao" else 2
+    check_case(case, *inputs(rows, n), 0.6, mask=allowed_some(rows, n))
+
+
+@each(WALKS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 16, 17])
+def test_numbers_of_rows_around_every_boundary(case, rows, launches):
+    logits, g = inputs(rows, 12)
+    check_case(case, logits, g)
+    assert launches[0].programs == -(-rows // 8)
+
+
+@pytest.mark.parametrize("n", [64, 65, 2047, 2048, 2049, 4097, 8191, 8192, 8193])
+def test_real_boundaries(n):
+    logits, g = inputs(1, n)
+    for case in (REINMAX, BY_METHOD["categorical", "gumbel_softmax"]):
+        check_case(case, logits, g)
+
+
+@each([case for case in BERNOULLI if case.method in ("reinmax", "gumbel_softmax", "gumbel_rao")])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33])
+def test_bernoulli_sizes_around_every_boundary(case, n, small_blocks):
+    logits, g = inputs(n)
+    check_case(case, logits, g, 0.6, mask=allowed_some(n))
+
+
+def test_bernoulli_real_boundaries():
+    for n in (1023, 1024, 1025, 4096):
+        check_case(BY_METHOD["bernoulli", "reinmax"], *inputs(n))
+    check_case(BY_METHOD["bernoulli", "gumbel_rao"], *inputs(65))
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 3, 4, 5, 8, 9, 33])
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_numbers_of_noise_draws(family, num_draws):
+    case = BY_METHOD[family, "gumbel_rao"]
+    case = type(case)(family, case.method, case.name, {"num_draws": num_draws})
+    for n in (3, 17):  # groups of draws in one step, or one after the other
+        check_case(case, *inputs(2, n), 0.7)
+
+
+def strided(kind):
+    """Logits and a gradient of shape (4, 6, 5) with unusual strides."""
+    logits, g = inputs(4, 6, 5)
+    if kind == "transposed":
+        return inputs(6, 4, 5)[0].transpose(0, 1), inputs(5, 6, 4)[1].permute(2, 1, 0)
+    if kind == "steps":
+        return inputs(8, 6, 15)[0][::2, :, ::3], inputs(4, 12, 6)[1][:, ::2, 1:]
+    if kind == "expanded":
+        return logits[:1].expand(4, 6, 5), g[:, :1, :1].expand(4, 6, 5)
+    if kind == "a single number":
+        return logits, g[0, 0, 0].expand(4, 6, 5)
+    assert kind == "surrounded"
+    return surrounded(logits), surrounded(g)
+
+
+STRIDES = ["transposed", "steps", "expanded", "a single number", "surrounded"]
+
+
+@pytest.mark.parametrize("kind", STRIDES)
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_softmax"]])
+def test_any_strides_and_any_axis(case, kind, dim):
+    logits, g = strided(kind)
+    check_case(case, logits, g, 0.8, dim=dim)
+
+
+@pytest.mark.parametrize("kind", STRIDES)
+@each([BY_METHOD["bernoulli", method] for method in ("reinmax", "gumbel_rao")])
+def test_any_strides_of_bits(case, kind):
+    logits, g = strided(kind)
+    check_case(case, logits, g, 0.8)
+
+
+@each([BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["categorical", "mean_second"]])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_any_axis_in_several_blocks(case, dim, small_blocks):
+    shape = (37, 2, 2) if dim == 0 else (2, 37, 2)
+    logits, g = inputs(*shape)
+    check_case(case, logits, g, 0.8, dim=dim, mask=allowed_some(*shape, dim=dim))
+
+
+BROADCASTS = [(4, 1, 1), (1, 3, 1), (3, 1), (4, 3, 1), (1,), ()]
+
+
+@pytest.mark.parametrize("shape", BROADCASTS, ids=str)
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+def test_broadcast_temperatures(case, shape):
+    check_case(case, *inputs(4, 3, 5), temperatures(*shape))
+
+
+def test_temperatures_by_element_of_bits():
+    check_case(BY_METHOD["bernoulli", "gumbel_softmax"], *inputs(4, 3, 5), temperatures(4, 1, 5))
+    check_case(BY_METHOD["bernoulli", "gumbel_rao"], *inputs(4, 3, 5), temperatures(4, 3, 5))
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 5), (1, 3, 5), (5,), (3, 5), (4, 3, 5), (4, 3, 1)])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+def test_broadcast_masks(case, shape):
+    mask = allowed_some(*shape)
+    if case.categorical and shape[-1] == 1:
+        mask = torch.ones(shape, dtype=torch.bool)
+    check_case(case, *inputs(4, 3, 5), 0.8, mask=mask)
+
+
+@each(CASES)
+def test_a_single_row(case):
+    check_case(case, *inputs(6), torch.tensor([0.7]), mask=allowed_some(6))
+
+
+def test_a_single_bit():
+    for case in BERNOULLI:
+        check_case(case, torch.tensor(0.3), torch.tensor(2.0), 0.7)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_given_categories_of_any_strides(index_dtype):
+    logits, g = inputs(3, 4, 5)
+    index = torch.arange(12, dtype=index_dtype).reshape(4, 3).T % 5
+    leaf = logits.requires_grad_()
+    z = REINMAX.sample_at(leaf, index, 0.7)
+    assert torch.equal(z.argmax(-1), index.long())
+    expected = REINMAX.expected(logits, g, index.long(), 0.7)
+    scale = REINMAX.scale(g, index.long(), expected)
+    assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
+
+
+@pytest.mark.parametrize("value_dtype", [torch.bool, torch.int64, torch.float16])
+def test_given_values_of_any_dtype_and_strides(value_dtype):
+    case = BY_METHOD["bernoulli", "reinmax"]
+    logits, g = inputs(3, 4)
+    value = (torch.arange(12).reshape(4, 3).T % 2).to(value_dtype)
+    leaf = logits.requires_grad_()
+    z = case.sample_at(leaf, value, 0.7)
+    assert z.dtype == torch.float32
+    assert torch.equal(z, value.float())
+    expected = case.expected(logits, g, value, 0.7)
+    assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, g.abs())
+
+
+@pytest.mark.parametrize("logits_dtype", [torch.float32, torch.bfloat16])
+def test_gradient_of_another_dtype(logits_dtype):
+    """The host functions take it; autograd itself gives the dtype of the sample."""
+    logits, g = inputs(3, 9, dtype=logits_dtype)
+    other = g.to(torch.float16 if logits_dtype == torch.float32 else torch.float32)
+    _, drawn = categorical.draw(logits, -1, None, seed_of(1), given=False, dense=False)
+    expected = REINMAX.expected(logits, other, drawn.index)
+    scale = REINMAX.scale(other, drawn.index, expected)
+    for in_place in (False, True):
+        actual = categorical.gradient(
+            "reinmax", other.clone(), logits, -1, None, 1.0, 0.0, None, drawn, in_place=in_place
+        )
+        assert actual.dtype == logits_dtype
+        assert_gradient(actual, expected, scale)
+
+
+@each(WALKS)
+@pytest.mark.parametrize("n", [9, 37])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_in_place(case, n, contiguous, small_blocks):
+    """Written over the gradient where that is possible, with the same result."""
+    logits, g = inputs(3, n)
+    if not contiguous:
+        g = g.T.contiguous().T
+    seed = seed_of(1)
+    _, drawn = categorical.draw(logits, -1, None, seed, given=False, dense=False)
+    expected = case.expected(logits, g, drawn.index, 0.7, seed=seed)
+    num_draws = case.options.get("num_draws", 0)
+    kept = g.clone(memory_format=torch.preserve_format)
+    actual = ops._gradient(
+        case.method, g, logits, -1, None, 0.7, None, 0.0, num_draws, seed, drawn.index,
+        drawn.statistics, in_place=True,
+    )  # fmt: skip
+    assert_gradient(actual, expected, case.scale(kept, drawn.index, expected))
+    assert (actual.data_ptr() == g.data_ptr()) == contiguous
+    if not contiguous:
+        assert torch.equal(g, kept)
+
+
+@each([*WALKS, *BERNOULLI[:1]])
+def test_results_lie_in_guarded_memory(case, small_blocks):
+    """So the fixture has seen every allocation, and nothing around it is written."""
+    for n in (7, 17):
+        logits = normal(n).requires_grad_()
+        z = case.sample(logits, 0.8)
+        gradient = torch.autograd.grad(z.sum(), logits)[0]
+        for result in (z, gradient):
+            assert result.untyped_storage().nbytes() > result.nbytes
+
+
+def test_surroundings_of_the_input_stay_as_they_are():
+    for case in CASES:
+        logits, g = inputs(4, 7)
+        mask, tau = allowed_some(4, 7), temperatures(4, 1)
+        around = [surrounded(logits), surrounded(g), surrounded(mask, True), surrounded(tau)]
+        before = [x._base.clone() for x in around]
+        check_case(case, around[0], around[1], around[3], mask=around[2])
+        for x, kept in zip(around, before, strict=True):
+            assert torch.equal(x._base.nan_to_num(-7.0), kept.nan_to_num(-7.0))
+
+
+@each([case for case in CATEGORICAL if case.method != "mean_released"])
+def test_a_shift_of_the_gradient_changes_nothing(case):
+    """Every formula is relative to the draw, except the one that is kept as it was published."""
+    logits, g = inputs(3, 7)
+    g = (g * 64).round() / 64  # so that the shifted one is exact
+    leaf = logits.requires_grad_()
+    gradients = []
+    for shift in (0.0, 4096.0):
+        z = case.sample(leaf, 0.8, generator=seeded(1))
+        gradients.append(torch.autograd.grad(z, leaf, g + shift)[0])
+    assert torch.equal(*gradients)
+
+
+# what a kernel is compiled for, and what values tests must have given it
+BRANCHES = {
+    "categorical_draw_kernel": {
+        "SPLIT": {False, True},
+        "HAS_MASK": {False, True},
+        "GIVEN": {False, True},
+        "DENSE": {False, True},
+        "PART": {0, 1, 2},
+    },
+    "categorical_gradient_kernel": {
+        "SPLIT": {False, True},
+        "HAS_MASK": {False, True},
+        "HAS_TAU": {False, True},
+        "PART": {0, 1, 2},
+    },
+    "gumbel_rao_gradient_kernel": {
+        "SPLIT": {False, True},
+        "HAS_MASK": {False, True},
+        "HAS_TAU": {False, True},
+        "SUMS_OWN": {False, True},
+    },
+    "bernoulli_draw_kernel": {"HAS_MASK": {False, True}},
+    "bernoulli_gradient_kernel": {
+        "HAS_MASK": {False, True},
+        "GIVEN": {False, True},
+        "HAS_TAU": {False, True},
+        "TAU_STRIDE": {0, 1},
+    },
+}
+
+
+def run_every_branch():
+    """Calls that together take every branch; what they compute is compared elsewhere."""
+    short, long = (normal(1, n).requires_grad_() for n in (5, 17))
+    for case in CASES:
+        for logits in (short, long) if case.categorical else (short,):
+            for tau in (1.0, 0.7):
+                case.sample(logits, tau).sum().backward()
+    # two categories have a kernel of their own for gumbel_rao
+    pair = normal(2, 3, 2).requires_grad_()
+    mask = torch.tensor([[True, True], [True, False], [False, True]])
+    for options in ({}, {"tau": 0.7}, {"tau": torch.full((2, 1, 1), 0.7), "mask": mask}):
+        z = discretegrad.gumbel_rao(pair, num_draws=5, backend="triton", **options)
+        z.sum().backward()
+    # a group of lanes in one block, a block far above the first one, a draw that is given
+    discretegrad.reinmax(normal(1, 16), backend="triton")
+    discretegrad.reinmax(torch.arange(17.0) // 16 * 100, backend="triton")
+    discretegrad.reinmax_at(long, torch.tensor([16]), backend="triton")
+    split = normal(2, 5, 2).requires_grad_()
+    mask, tau = allowed_some(2, 5, 2, dim=1), temperatures(2, 1, 2)
+    for name in ("reinmax", "gumbel_rao"):
+        z = getattr(discretegrad, name)(split, tau, dim=1, mask=mask, backend="triton")
+        z.sum().backward()
+    _, handle = discretegrad.reinmax_index(long, backend="triton")
+    discretegrad.select(handle, normal(17)).sum().backward()
+    for tau in (temperatures(5), torch.tensor(0.7)):
+        z = bernoulli.reinmax(short, tau, mask=allowed_some(5), backend="triton")
+        z.sum().backward()
+    bernoulli.reinmax_at(short, torch.ones(1, 5), backend="triton").sum().backward()
+    run_in_parts("mean_second", normal(1, 28), normal(1, 28), 0.7, [20, 8])
+
+
+def drawn_in_parts(rows):
+    """Memory for what is known of rows whose parts come one after the other."""
+    return categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+
+
+def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
+    """The draw and the gradient of rows that come in parts, as for a vocabulary."""
+    seed, rows = seed_of(seed), len(logits)
+    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    for begin, end in spans:
+        categorical.draw_part(logits[:, begin:end].contiguous(), begin, seed, drawn)
+    own = logits.gather(-1, drawn.index[:, None]).squeeze(-1)
+    assert torch.equal(drawn.statistics[2], own.float())
+    if index is not None:
+        drawn.index.copy_(index)
+        drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
+    at_draw = g.gather(-1, drawn.index[:, None]).squeeze(-1).float()
+    sums = torch.zeros(5, rows)
+    rest = (tau, 0.7, seed, drawn, at_draw, sums)
+    for begin, end in spans:
+        pieces = [x[:, begin:end].contiguous() for x in (g, logits)]
+        categorical.sums_part(method, *pieces, begin, *rest)
+    results = [
+        categorical.gradient_part(
+            method, *[x[:, begin:end].contiguous() for x in (g, logits)], begin, *rest
+        )
+        for begin, end in spans
+    ]
+    return drawn, torch.cat(results, -1)
+
+
+def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
+    with traced_lines() as executed:
+        run_every_branch()
+        # long, but one block: the noise at the draw is made apart
+        monkeypatch.setattr(gumbel_rao, "LONGEST", 512)
+        z = discretegrad.gumbel_rao(normal(300).requires_grad_(), num_draws=1, backend="triton")
+        z.sum().backward()
+    seen = defaultdict(set)
+    for launch in launches:
+        for name, value in launch.constants.items():
+            seen[launch.kernel, name].add(value)
+    for kernel, constants in BRANCHES.items():
+        for name, values in constants.items():
+            assert seen[kernel, name] >= values, (kernel, name)
+    # the formulas, each at a temperature of 1 and at another, in one block and in several
+    for kernel in ("categorical_gradient_kernel", "bernoulli_gradient_kernel"):
+        names = [name for name in ("METHOD", "TEMPERED", "ONE_BLOCK") if (kernel, name) in seen]
+        taken = {
+            tuple(int(launch.constants[name]) for name in names)
+            for launch in launches
+            if launch.kernel == kernel
+        }
+        methods = 8 if kernel.startswith("categorical") else 9
+        assert len(taken) == methods * 2 ** (len(names) - 1)
+    draws = [launch for launch in launches if launch.kernel == "categorical_draw_kernel"]
+    shapes = {(c["BLOCKS"] > 1, c["GROUP"] > 1) for _, c, _ in draws}
+    assert shapes == {(False, False), (False, True), (True, True)}
+    rao = [launch for launch in launches if launch.kernel == "gumbel_rao_gradient_kernel"]
+    shapes = {(c["ONE_BLOCK"], c["TEMPERED"]) for _, c, _ in rao}
+    assert len(shapes) == 4
+    assert not untraced(executed)
+
+
+class traced_lines:
+    """The lines of the kernels that run inside the ``with``, by file."""
+
+    def __enter__(self):
+        self.lines = defaultdict(set)
+        self.files = {module.__file__ for module in (*MODULES.values(), philox)}
+        self.before = sys.gettrace()
+        sys.settrace(self.call)
+        return self.lines
+
+    def __exit__(self, *exception):
+        sys.settrace(self.before)
+
+    def call(self, frame, event, argument):
+        return self.line if frame.f_code.co_filename in self.files else None
+
+    def line(self, frame, event, argument):
+        if event == "line":
+            self.lines[frame.f_code.co_filename].add(frame.f_lineno)
+        return self.line
+
+
+def untraced(executed):
+    """Statements of kernels that did not run, as file:line."""
+    missing = []
+    for module in (*MODULES.values(), philox):
+        tree = ast.parse(inspect.getsource(module))
+        for function in tree.body:
+            if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
+                continue
+            if "jit" not in ast.unparse(function.decorator_list[0]):
+                continue
+            for node in ast.walk(function):
+                # a compound statement shows by its test, a docstring not at all
+                if not isinstance(node, ast.stmt) or node is function:
+                    continue
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    continue
+                lines = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                if not lines & executed[module.__file__]:
+                    missing.append(f"{module.__name__}:{node.lineno}")
+    return missing
+
+
+@pytest.mark.parametrize("method", sorted(m for m in categorical.METHODS if m != "gumbel_rao"))
+def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
+    case = BY_METHOD["categorical", method]
+    logits, g = inputs(3, 28)
+    # the last of the first part, the first of the second, and what a block of the first sticks out
+    index = torch.tensor([19, 20, 27])
+    for tau in (1.0, 0.7) if method == "reinmax" else (0.7,):
+        drawn, actual = run_in_parts(method, logits, g, tau, [20, 8], index=index)
+        expected = case.expected(logits, g, drawn.index, tau, seed=seed_of(1))
+        assert_gradient(actual, expected, case.scale(g, drawn.index, expected))
+        total = drawn.statistics[0].exp() * drawn.statistics[1]
+        assert torch.allclose(total, logits.exp().sum(-1))
+
+
+def layout_of(dim, tensors):
+    return layout(tuple(tensors[0].shape), dim, tuple(x.stride() for x in tensors))
+
+
+def test_layout_of_contiguous_rows():
+    assert layout_of(-1, [normal(3, 4, 5)]) == (12, 5, 12, (), ((0, 5, 1),))
+
+
+# category axis, tensors, and which of them must be copied
+LAYOUTS = {
+    "first axis": (0, [normal(5, 3, 4)], ()),
+    "middle axis": (1, [normal(3, 5, 4)], ()),
+    "transposed": (2, [normal(4, 3, 5).transpose(0, 1)], ()),
+    "steps": (2, [normal(6, 4, 15)[::2, :, ::3]], ()),
+    "expanded": (2, [normal(3, 4, 5), normal(4, 1).expand(3, 4, 5)], ()),
+    "mask of an axis": (2, [normal(3, 4, 5), normal(3, 1, 5).expand(3, 4, 5)], ()),
+    "everything broadcast": (1, [normal(3, 5, 4), normal(1).expand(3, 5, 4)], ()),
+    "sizes of one": (1, [normal(1, 5, 1, 1, 2)], ()),
+    "a single row": (0, [normal(7)], ()),
+    "three strides": (3, [normal(2, 3, 4, 5), normal(4, 3, 2, 5).permute(2, 1, 0, 3)], (1,)),
+    "cut elsewhere": (0, [normal(5, 3, 4), normal(5, 4, 3).transpose(1, 2)], (1,)),
+}
+
+
+@pytest.mark.parametrize(("dim", "tensors", "copied"), LAYOUTS.values(), ids=LAYOUTS)
+def test_layout_finds_every_element(dim, tensors, copied):
+    made = layout_of(dim, tensors)
+    assert made.copied == copied
+    row, column = torch.arange(made.rows)[:, None], torch.arange(made.n)
+    outer, inner = row // made.inner, row % made.inner
+    for number, (x, strides) in enumerate(zip(tensors, made.strides, strict=True)):
+        offset = outer * strides[0] + inner * strides[1] + column * strides[2]
+        placed = x.contiguous() if number in copied else x
+        memory = placed.as_strided((int(offset.max()) + 1,), (1,))
+        assert torch.equal(memory[offset], x.movedim(dim, -1).reshape(made.rows, made.n))
+
+
+def test_copies_for_the_layout_give_the_same_result():
+    g = normal(4, 3, 2, 5, seed=11).permute(2, 1, 0, 3)
+    check_case(REINMAX, 2 * normal(2, 3, 4, 5), g, 0.8)
+
+
+FINITE = torch.finfo(torch.float32).max
+EXTREMES = {
+    "all the lowest": [-FINITE] * 5,
+    "lowest and -inf": [-FINITE, -math.inf, -FINITE, -math.inf, -math.inf],
+    "highest": [FINITE, 0.0, -FINITE, 1.0, -math.inf],
+    "two highest": [FINITE, FINITE, -FINITE, 0.0, 0.0],
+    "one allowed": [-math.inf, -math.inf, 3.0, -math.inf, -math.inf],
+    "far below": [0.0, -90.0, -120.0, -1e4, -50.0],
+    "far above": [-1e4, 0.0, 1e3, 1e4, 1e4],
+}
+
+
+@each(CATEGORICAL)
+def test_extreme_logits(case, small_blocks):
+    """In one block, and in several with the extremes at the end of the row."""
+    rows = torch.tensor(list(EXTREMES.values()))
+    filled = torch.full((len(rows), 17), -math.inf)
+    filled[:, -5:] = rows
+    for logits in (rows,) if case.method == "gumbel_rao" else (rows, filled):
+        leaf, g = logits.clone().requires_grad_(), normal(*logits.shape)
+        for tau in (1.0, 0.6) if logits is rows else (0.6,):
+            z = case.sample(leaf, tau, generator=seeded(1))
+            assert_one_hot(z)
+            draw = z.argmax(-1)
+            assert (logits.softmax(-1).gather(-1, draw[:, None]) > 0).all()
+            gradient = torch.autograd.grad(z, leaf, g)[0]
+            assert not gradient[logits == -math.inf].any()
+            expected = case.expected(logits, g, draw, tau, seed=seed_of(1))
+            assert_gradient(gradient, expected, case.scale(g, draw, expected))
+
+
+@each(BERNOULLI)
+def test_extreme_bits(case):
+    logits = torch.tensor([math.inf, -math.inf, FINITE, -FINITE, 0.0, 1e-38, 104.0, -88.0, 1e4])
+    leaf, g = logits.clone().requires_grad_(), normal(9, seed=11)
+    for tau in (1.0, 0.6, torch.tensor(3.0)):
+        z = case.sample(leaf, tau, generator=seeded(1))
+        assert z[:4].tolist() == [1, 0, 1, 0]
+        expected = case.expected(logits, g, z.detach(), tau, seed=seed_of(1))
+        assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, g.abs())
+
+
+@each([case for case in BERNOULLI if case.method in ("straight_through", "reinmax", "gumbel_rao")])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_tails_of_bits_are_relatively_accurate(case, value):
+    """No scale in the tolerance: an error of a logit counts as much as its exponential grows."""
+    logits, seed = torch.linspace(-80, 80, 41), seed_of(1)
+    draws = case.options.get("num_draws", 0)
+    draw = torch.full((41,), value)
+    actual = bits.gradient(
+        case.method, torch.ones(41), logits, None, 1.0, 0.0, draws, seed, draw != 0
+    )
+    expected = case.expected(logits, torch.ones(41), draw, seed=seed)
+    assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("tau", [1e-30, 1e-3, 50.0, 1e30])
+@each([case for case in CASES if not case.method.startswith("mean")])
+def test_extreme_temperatures(case, tau):
+    logits, g = inputs(2, 5)
+    leaf = logits.requires_grad_()
+    z = case.sample(leaf, tau, generator=seeded(1))
+    gradient = torch.autograd.grad(z, leaf, g)[0]
+    assert gradient.isfinite().all()
+    if tau >= 1:
+        expected = case.expected(logits, g, case.drawn(z), tau, seed=seed_of(1))
+        scale = case.scale(g, case.drawn(z), expected) / (1 if case.method == "reinmax" else tau)
+        assert_gradient(gradient, expected, scale)
+
+
+@each(CATEGORICAL)
+def test_a_row_of_nan_stays_in_range_and_alone(case, small_blocks, unchecked):
+    # several blocks where the way over a row differs
+    logits, g = inputs(3, 17 if case in WALKS else 5)
+    broken = logits.clone()
+    broken[1] = math.nan
+    results = []
+    for x in (logits, broken):
+        leaf = x.requires_grad_()
+        z = case.sample(leaf, 0.8, generator=seeded(1))
+        assert_one_hot(z)
+        results.append((z.detach()[[0, 2]], torch.autograd.grad(z, leaf, g)[0][[0, 2]]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_a_row_without_categories_stays_in_range(unchecked):
+    for n in (3, 70):
+        index, _ = discretegrad.reinmax_index(torch.full((2, n), -math.inf), backend="triton")
+        assert ((index >= 0) & (index < n)).all()
+
+
+def test_excluded_categories_are_never_drawn(small_blocks, wide_programs):
+    """Most of the weight is excluded, by the mask or by -inf."""
+    for n, rows in ((8, 200), (16, 200), (40, 30)):
+        logits = normal(rows, n)
+        mask = torch.arange(n) % 3 == 1
+        logits[:, ~mask] += 30
+        for given, x in ((mask, logits), (None, logits.masked_fill(~mask, -math.inf))):
+            index, _ = discretegrad.reinmax_index(x, mask=given, backend="triton")
+            assert mask[index].all()
+
+
+PROBS = torch.tensor([0.3, 0.05, 0.25, 0.1, 0.3])
+
+
+def indices(logits, seed, rows=None, **arguments):
+    logits = logits if rows is None else logits.expand(rows, -1)
+    return discretegrad.reinmax_index(
+        logits, generator=seeded(seed), backend="triton", **arguments
+    )[0]
+
+
+def test_frequencies_in_one_block(wide_programs):
+    index = indices(PROBS.log(), 1, 20_000)
+    assert chi_square(torch.bincount(index, minlength=5), PROBS) > LEVEL
+    for shift in (1, 2, 512):  # the neighbour, and the same place in the next program
+        assert independence(index[:-shift], index[shift:], PROBS) > LEVEL
+
+
+@pytest.mark.parametrize(("n", "rows"), [(16, 20_000), (37, 300)], ids=["groups", "blocks"])
+def test_frequencies_with_groups_and_blocks(n, rows, small_blocks, wide_programs):
+    """Logits of all sizes in any order, one category that is rare and one that is excluded."""
+    logits = 1.5 * normal(n, seed=4)
+    logits[n // 2], logits[n // 3] = logits.logsumexp(0) - 7, -math.inf
+    index = indices(logits, 2, rows)
+    counts, probs = torch.bincount(index, minlength=n), logits.double().softmax(-1)
+    assert chi_square(counts, probs) > LEVEL
+    rare = n // 2
+    assert stats.binomtest(int(counts[rare]), rows, probs[rare].item()).pvalue > LEVEL
+
+
+def test_frequencies_of_rows_in_parts(wide_programs):
+    logits = 1.5 * normal(12, seed=4)
+    rows, seed = 5000, seed_of(3)
+    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    for begin, end in ((0, 4), (4, 8), (8, 12)):
+        part = logits[begin:end].expand(rows, -1).contiguous()
+        categorical.draw_part(part, begin, seed, drawn)
+    assert torch.equal(drawn.statistics[2], logits[drawn.index])
+    counts = torch.bincount(drawn.index, minlength=12)
+    assert chi_square(counts, logits.double().softmax(-1)) > LEVEL
+
+
+def test_calls_are_independent(wide_programs):
+    generator = seeded(5)
+    logits = PROBS.log().expand(3000, -1)
+    first, second = (
+        discretegrad.reinmax_index(logits, generator=generator, backend="triton")[0]
+        for _ in range(2)
+    )
+    assert independence(first, second, PROBS) > LEVEL
+
+
+@pytest.mark.parametrize("difference", [1, 2**31, 2**32])
+def test_neighbouring_seeds_are_independent(difference, wide_programs):
+    logits = PROBS.log().expand(3000, -1).contiguous()
+    draws = [
+        categorical.draw(logits, -1, None, seed_of(6) + d, given=False, dense=False)[1].index
+        for d in (0, difference)
+    ]
+    assert independence(*draws, PROBS) > LEVEL
+
+
+@pytest.mark.parametrize("logit", [-6.0, -1.0, 0.0, 0.3, 5.0])
+def test_frequencies_of_bits(logit):
+    rows = 2**16
+    value = bernoulli.reinmax(
+        torch.full((rows,), logit), generator=seeded(7), backend="triton"
+    ).long()
+    prob = torch.sigmoid(torch.tensor(logit).double())
+    ones = int(value.sum())
+    assert stats.binomtest(ones, rows, prob.item()).pvalue > LEVEL
+    probs = torch.stack([1 - prob, prob])
+    if ones > 1000 and rows - ones > 1000:
+        for shift in (1, 4, 1024):
+            assert independence(value[:-shift], value[shift:], probs) > LEVEL
+
+
+def test_bits_are_the_draws_of_the_reference():
+    logits = 3 * normal(3, 700)
+    z = bernoulli.reinmax(logits, generator=seeded(8), backend="triton")
+    word = philox_reference.neighbour_words(seed_of(8), 2100, philox_reference.DRAW)
+    uniform = philox_reference.uniform(word).reshape(3, 700)
+    unlikely = torch.sigmoid(-logits.double().abs())
+    clear = (uniform / unlikely - 1).abs() > 1e-5
+    expected = (uniform < unlikely) ^ (logits > 0)
+    assert clear.float().mean() > 0.99
+    assert torch.equal(z[clear] != 0, expected[clear])
+
+
+@triton.jit
+def _words_kernel(out, seed, item, position, PURPOSE: tl.constexpr, SIZE: tl.constexpr):
+    a, b, c, d = philox.words(
+        tl.load(seed), tl.load(item + tl.arange(0, SIZE)), tl.load(position), PURPOSE
+    )
+    number = tl.arange(0, SIZE)
+    tl.store(out + number, a.to(tl.int64))
+    tl.store(out + SIZE + number, b.to(tl.int64))
+    tl.store(out + 2 * SIZE + number, c.to(tl.int64))
+    tl.store(out + 3 * SIZE + number, d.to(tl.int64))
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**32, 2**63 - 1, -(2**63)])
+def test_words_are_those_of_the_reference(seed):
+    seed = torch.tensor([seed])
+    item = torch.tensor([0, 1, 2**31, 2**32 - 1, 2**32, 2**40 + 5, 7, 8])
+    for position in (0, 3, 2**31 - 1):
+        out = torch.empty(4, 8, dtype=torch.int64)
+        _words_kernel[(1,)](out, seed, item, torch.tensor([position]), 5, 8)
+        assert torch.equal(out & 0xFFFFFFFF, philox_reference.words(seed, item, position, 5))
+
+
+def test_reference_has_the_known_answers():
+    for counter, key, answer in philox_reference.KNOWN_ANSWERS:
+        assert tuple(philox_reference.philox(counter, key).tolist()) == answer
+
+
+@triton.jit
+def _numbers_kernel(out, word, SIZE: tl.constexpr):
+    number = tl.arange(0, SIZE)
+    w = tl.load(word + number).to(tl.uint32)
+    tl.store(out + number, philox.exponential(w).to(tl.float64))
+    tl.store(out + SIZE + number, philox.uniform53(w, w ^ 0x5A5A5A5A))
+
+
+def test_numbers_made_of_words():
+    ends = [0, 1, 2, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1]
+    random = torch.randint(2**32, (4096 - len(ends),), generator=seeded(9))
+    word = torch.cat([torch.tensor(ends), random])
+    out = torch.empty(2, 4096, dtype=torch.float64)
+    _numbers_kernel[(1,)](out, word, 4096)
+    exponential = philox_reference.exponential(word)
+    assert_gradient(out[0].float(), exponential, torch.zeros(()))
+    assert (out[0] > 0).all()
+    assert torch.equal(out[1], philox_reference.uniform53(word, word ^ 0x5A5A5A5A))
+
+
+def test_moments_of_the_numbers():
+    word = philox_reference.neighbour_words(seed_of(10), 2**18, philox_reference.NOISE)
+    for numbers, law in (
+        (philox_reference.uniform(word), stats.uniform),
+        (philox_reference.uniform53(word, word.roll(1)), stats.uniform),
+        (philox_reference.exponential(word), stats.expon),
+        (philox_reference.logistic(word), stats.logistic),
+    ):
+        assert stats.kstest(numbers.numpy(), law.cdf).pvalue > LEVEL
+        spread = law.std() / math.sqrt(len(word))
+        assert 2 * stats.norm.sf(abs(numbers.mean().item() - law.mean()) / spread) > LEVEL
+
+
+@each(CASES)
+def test_a_generator_reproduces_and_leaves_the_global_one_alone(case):
+    logits = normal(20, 6)
+    state = torch.get_rng_state()
+    first, second = (case.sample(logits, generator=seeded(1)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, case.sample(logits, generator=seeded(2)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_all_samplers_draw_the_same_from_one_state(family):
+    logits = normal(40, 6)
+    samples = [case.sample(logits, generator=seeded(1)) for case in CASES if case.family == family]
+    assert all(torch.equal(samples[0], z) for z in samples)
+    if family == "categorical":
+        for case in CATEGORICAL:
+            index, _ = case.sample_index(logits, generator=seeded(1))
+            assert torch.equal(index, samples[0].argmax(-1))
+
+
+@each([REINMAX, BY_METHOD["bernoulli", "gumbel_rao"]])
+def test_the_global_generator_advances(case):
+    logits = normal(40, 6)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        first, second = case.sample(logits), case.sample(logits)
+        torch.manual_seed(3)
+        again = case.sample(logits)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_auto_stays_on_the_torch_path_of_a_cpu(launches):
+    logits = normal(3, 4).requires_grad_()
+    for backend in ("auto", "torch"):
+        discretegrad.reinmax(logits, backend=backend).sum().backward()
+        bernoulli.reinmax(logits, backend=backend).sum().backward()
+        discretegrad.reinmax_index(logits, backend=backend)
+    assert not launches
+    discretegrad.reinmax(logits, backend="triton")
+    assert launches
+
+
+class Subclass(Tensor):
+    pass
+
+
+REASONS = {
+    "dtype": (lambda: torch.zeros(2, 3, dtype=torch.float64), "the logits are torch.float64"),
+    "empty": (lambda: torch.zeros(0, 3), "the logits are empty"),
+    "subclass": (lambda: torch.zeros(2, 3).as_subclass(Subclass), "of the subclass Subclass"),
+    "device": (lambda: torch.zeros(2, 3, device="meta"), "the logits are on 'meta'"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REASONS.values(), ids=REASONS)
+def test_reasons_why_kernels_cannot_run(make, reason, monkeypatch):
+    logits = make()
+    # without the interpreter, as users have it
+    monkeypatch.setattr(dispatch, "_INTERPRETED", False)
+    reasons = dispatch.unsupported(logits)
+    assert any(reason in one for one in reasons)
+    with pytest.raises(BackendUnavailable, match=f"{reason}.*Use backend="):
+        discretegrad.reinmax(logits, backend="triton")
+
+
+def test_kernels_cannot_run_under_transforms():
+    def sampler(logits):
+        return discretegrad.reinmax(logits, backend="triton")
+
+    with pytest.raises(BackendUnavailable, match=r"torch\.func transforms"):
+        torch.func.vmap(sampler, randomness="different")(normal(2, 3))
+    with pytest.raises(BackendUnavailable, match=r"torch\.func transforms"):
+        torch.func.grad(lambda x: sampler(x).sum())(normal(2, 3))
+
+
+def test_parameters_are_no_subclass():
+    assert not dispatch.unsupported(torch.nn.Parameter(torch.zeros(2, 3)))
+
+
+def test_missing_triton_is_a_reason(monkeypatch):
+    monkeypatch.setattr(dispatch, "_HAS_TRITON", False)
+    with pytest.raises(BackendUnavailable, match="the package triton is not installed"):
+        discretegrad.reinmax(torch.zeros(3), backend="triton")
+    assert discretegrad.reinmax(torch.zeros(3), backend="auto").sum() == 1
+
+
+def test_all_reasons_are_listed_at_once(monkeypatch):
+    monkeypatch.setattr(dispatch, "_HAS_TRITON", False)
+    monkeypatch.setattr(dispatch, "_INTERPRETED", False)
+    logits = torch.zeros(0, 3, dtype=torch.float64).as_subclass(Subclass)
+    reasons = dispatch.unsupported(logits, "this")
+    assert len(reasons) == 6
+    with pytest.raises(BackendUnavailable) as error:
+        discretegrad.gumbel_softmax(logits, hard=False, backend="triton")
+    reasons[0] = "there is no kernel for hard=False"
+    assert all(reason in str(error.value) for reason in reasons)
+
+
+@pytest.mark.parametrize("namespace", [discretegrad, bernoulli], ids=["categorical", "bernoulli"])
+def test_what_no_kernel_does(namespace):
+    logits = torch.zeros(3)
+    with pytest.raises(BackendUnavailable, match="no kernel for hard=False"):
+        namespace.gumbel_softmax(logits, hard=False, backend="triton")
+    draw = torch.tensor(1) if namespace is discretegrad else torch.ones(3)
+    for name, noise in (("gumbel_softmax", torch.ones(3)), ("gumbel_rao", torch.ones(2, 3))):
+        with pytest.raises(BackendUnavailable, match="no kernel for noise that is given"):
+            getattr(namespace, f"{name}_at")(logits, draw, noise, backend="triton")
+
+
+def test_backends_that_do_not_exist():
+    for sampler in (discretegrad.reinmax, discretegrad.reinmax_index, bernoulli.reinmax):
+        with pytest.raises(ValueError, match="expected backend to be one of"):
+            sampler(torch.zeros(3), backend="cuda")
+
+
+def test_wrong_input_is_refused_as_on_the_torch_path():
+    with pytest.raises(ValueError, match="NaN in row 1"):
+        discretegrad.reinmax(torch.tensor([[0.0, 0.0], [math.nan, 0.0]]), backend="triton")
+    nothing = torch.tensor([False, False])
+    with pytest.raises(ValueError, match="at least one allowed category"):
+        discretegrad.reinmax(torch.zeros(2), mask=nothing, backend="triton")
+    with pytest.raises(ValueError, match="index in"):
+        discretegrad.reinmax_at(torch.zeros(2), torch.tensor(2), backend="triton")
+    with pytest.raises(ValueError, match="without NaN"):
+        bernoulli.reinmax(torch.tensor([math.nan]), backend="triton")
+    with pytest.raises(ValueError, match="tau"):
+        discretegrad.reinmax(torch.zeros(2), -1.0, backend="triton")
+
+
+def own_warnings(test):
+    """Let pass what torch's own use of its deprecated parts warns of."""
+    return pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)
+
+
+@each(CASES)
+@own_warnings
+def test_compiled_sampler_is_the_eager_one(case, compiler):
+    mask = torch.tensor([True, True, False, True, True])
+
+    def sampler(logits):
+        return case.sample(logits, 0.7, mask=mask)
+
+    compiled = torch.compile(sampler, fullgraph=True, backend="aot_eager")
+    logits, g = inputs(4, 5)
+    results = []
+    with torch.random.fork_rng():
+        for function in (compiled, sampler):
+            torch.manual_seed(1)
+            leaf = logits.clone().requires_grad_()
+            z = function(leaf)
+            results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@each([case for case in NOISE_FREE if case.method in ("reinmax", "mean_second")])
+@own_warnings
+def test_compiled_deterministic_half_is_the_eager_one(case, compiler):
+    logits, g = inputs(4, 5)
+    leaf = logits.requires_grad_()
+    tau = temperatures(4, 1)
+    draw = case.drawn(case.sample(logits))
+    compiled = torch.compile(case.sample_at, fullgraph=True, backend="aot_eager")
+    results = [
+        (z.detach(), torch.autograd.grad(z, leaf, g)[0])
+        for z in (compiled(leaf, draw, tau), case.sample_at(leaf, draw, tau))
+    ]
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@own_warnings
+def test_compiled_sampler_takes_batches_of_any_size(compiler):
+    compiled = torch.compile(
+        lambda x: discretegrad.reinmax(x, 0.7, backend="triton"), fullgraph=True,
+        backend="aot_eager",
+    )  # fmt: skip
+    for batch in (4, 6, 9):
+        logits = normal(batch, 5).requires_grad_()
+        z = compiled(logits)
+        assert_one_hot(z)
+        expected = REINMAX.expected(logits, normal(batch, 5), z.detach().argmax(-1), 0.7)
+        gradient = torch.autograd.grad(z, logits, normal(batch, 5))[0]
+        scale = REINMAX.scale(normal(batch, 5), z.detach().argmax(-1), expected)
+        assert_gradient(gradient, expected, scale)
+
+
+def operators():
+    """Each registered operator with arguments for it."""
+    logits, g = inputs(3, 5)
+    mask, tau, seed = allowed_some(3, 5), temperatures(3, 1).expand(3, 5), seed_of(1)
+    index = torch.tensor([2, 2, 2])
+    _, _, statistics = ops._draw(logits, -1, mask, index, True, True)
+    value = torch.ones(3, 5, dtype=torch.bool)
+    return {
+        "draw": (ops._draw_operator, (logits, -1, mask, seed, False, True)),
+        "draw given": (ops._draw_operator, (logits, 1, None, index, True, True)),
+        "draw, index only": (ops._draw_operator, (logits, 0, None, seed, False, False)),
+        "gradient": (
+            ops._gradient_operator,
+            ("reinmax", g, logits, -1, mask, 1.0, tau, 0.0, 0, seed, index, statistics),
+        ),
+        "gradient of gumbel_rao": (
+            ops._gradient_operator,
+            ("gumbel_rao", g, logits, -1, None, 0.7, None, 0.0, 5, seed, index, statistics),
+        ),
+        "draw_bits": (ops._draw_bits_operator, (logits.T, mask.T, seed)),
+        "gradient_bits": (
+            ops._gradient_bits_operator,
+            ("reinmax", g.T, logits.T, None, 0.7, None, 0.0, 0, None, value.T),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["draw", "draw given", "draw, index only", "gradient", "gradient of gumbel_rao", "draw_bits",
+     "gradient_bits"],
+)  # fmt: skip
+@own_warnings
+def test_registered_operators(name, compiler):
+    operator, arguments = operators()[name]
+    torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "gumbel_softmax"]])
+def test_checkpoint_gives_the_same_gradient(case):
+    weight = normal(5, 5, seed=2)
+
+    def step(logits):
+        return (case.sample(logits @ weight, 0.8) @ weight).square()
+
+    gradients = []
+    with torch.random.fork_rng():
+        for run in (step, lambda x: checkpoint(step, x, use_reentrant=False)):
+            torch.manual_seed(4)
+            logits = normal(6, 5).requires_grad_()
+            run(logits).sum().backward()
+            gradients.append(logits.grad)
+    assert torch.equal(*gradients)
+
+
+@each([REINMAX, BY_METHOD["bernoulli", "reinmax"]])
+def test_autocast(case):
+    inside, outside = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = inside(normal(5, 4))
+        assert logits.dtype == torch.bfloat16
+        logits.retain_grad()
+        z = case.sample(logits, 0.8, generator=seeded(1))
+        assert z.dtype == torch.bfloat16
+        z.retain_grad()
+        outside(z).float().square().sum().backward()
+    assert inside.weight.grad.dtype == torch.float32
+    expected = case.expected(logits, z.grad, case.drawn(z), 0.8)
+    assert_gradient(logits.grad, expected, case.scale(z.grad, case.drawn(z), expected))
+
+
+@each(CASES)
+def test_double_backward_is_refused(case):
+    logits = normal(3, 4).requires_grad_()
+    z = case.sample(logits, 0.8)
+    first = torch.autograd.grad(z.pow(2).sum(), logits, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="differentiating it again is refused"):
+        torch.autograd.grad(first.sum(), logits)
+
+
+@each(CASES)
+def test_without_gradients_nothing_is_kept(case):
+    logits = normal(3, 4).requires_grad_()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            z = case.sample(logits, generator=seeded(1))
+            assert not z.requires_grad
+            assert z.grad_fn is None
+    assert torch.equal(z, case.sample(logits, generator=seeded(1)))
+    assert not case.sample(logits.detach()).requires_grad
+
+
+def test_kernels_are_imported_only_where_they_run():
+    """The library itself does not need Triton."""
+    for name in ("_fused", "_select", "kernels.dispatch", "estimators.reinmax"):
+        module = importlib.import_module(f"discretegrad.{name}")
+        assert not any(
+            getattr(value, "__name__", "") == "triton" for value in vars(module).values()
+        )
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert not node.module.endswith(("ops", "categorical", "philox"))

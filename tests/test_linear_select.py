@@ -1,0 +1,573 @@
+"""linear_select: both its paths against all logits at once, on the same draws."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch.func import grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import discretegrad
+from discretegrad import BackendUnavailable, _linear_select, set_checks
+from discretegrad._draw import draw_seed
+from discretegrad._linear_select import linear_select
+from discretegrad._noise import seeded_exponential
+from kernel_cases import CATEGORICAL, REINMAX, each, normal, poisoned_memory, seeded
+
+TILED = [case for case in CATEGORICAL if case.name != "gumbel_rao"]
+# an error may be this much of the largest number; the reference rounds logits as the code does
+TOLERANCES = {
+    torch.float64: 1e-11,
+    torch.float32: 4e-6,
+    torch.float16: 2**-9,
+    torch.bfloat16: 2**-6,
+}
+WIDTH, OUT = 16, 5
+# chance of a false alarm
+RATE = 1e-6
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU"
+)
+# in the interpreter numpy warns of what a GPU computes silently
+silent = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+each_backend = pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("triton", marks=[interpreted, silent])]
+)
+
+
+@pytest.fixture(autouse=True)
+def global_seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        yield
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Several blocks and tiles, the last ones ragged, also for small tensors."""
+    # kernels have blocks of 32 for tiles of this size
+    cut(monkeypatch, rows=3, categories=24)
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def cut(monkeypatch, rows, categories, itemsize=4):
+    """Tiles of so many rows and categories; blocks of as many numbers."""
+    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", rows * categories)
+    monkeypatch.setattr(_linear_select, "_TILE_ROWS", rows)
+    monkeypatch.setattr(_linear_select, "_TILE_STEP", categories)
+    monkeypatch.setattr(_linear_select, "_TILE_BYTES", rows * categories * itemsize)
+
+
+def problem(rows, n, dtype=torch.float64, width=WIDTH, out=OUT, requires_grad=True):
+    """Hidden, head, table, and a gradient at the result."""
+    hidden = normal(rows, width, seed=1, dtype=dtype)
+    head = normal(n, width, seed=2, dtype=dtype) / 2
+    table = normal(n, out, seed=3, dtype=dtype)
+    inputs = [x.requires_grad_(requires_grad) for x in (hidden, head, table)]
+    return inputs, normal(rows, out, seed=4, dtype=dtype)
+
+
+def run(inputs, g, case=REINMAX, tau=1.0, **arguments):
+    """The result, the index and the gradients for what requires one."""
+    selected, index = linear_select(
+        *inputs, case.name, tau, return_index=True, **case.options, **arguments
+    )
+    leaves = [x for x in inputs if x.requires_grad]
+    return selected, index, torch.autograd.grad(selected, leaves, g)
+
+
+def expected(case, inputs, g, index, tau=1.0, seed=None):
+    """The gradients in float64, from logits that are as rounded as those of the code."""
+    hidden, head, table = (x.detach() for x in inputs)
+    for_logits = case.expected(hidden @ head.T, g @ table.T, index, tau, seed=seed)
+    for_table = torch.zeros_like(table).double().index_add_(0, index, g.double())
+    return for_logits @ head.double(), for_logits.T @ hidden.double(), for_table
+
+
+def assert_close(actual, wanted):
+    assert actual.shape == wanted.shape
+    error = (actual.double() - wanted).abs().max().item()
+    assert error <= TOLERANCES[actual.dtype] * max(wanted.abs().max().item(), 1e-30)
+
+
+def assert_all_close(actual, wanted):
+    for x, y in zip(actual, wanted, strict=True):
+        assert_close(x, y)
+
+
+# the torch path
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("tau", [1.0, 0.7])
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+def test_blocks_give_what_all_logits_at_once_give(case, tau, rows_at_once, monkeypatch):
+    inputs, g = problem(10, 100)
+    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 100 * rows_at_once)
+    selected, index, gradients = run(inputs, g, case, tau, generator=seeded(5))
+    assert torch.equal(selected, inputs[2][index])
+
+    hidden, head, table = inputs
+    generator = seeded(5)
+    drawn, handle = case.sample_index(hidden @ head.T, tau, backend="torch", generator=generator)
+    assert torch.equal(index, drawn)
+    if case.name != "gumbel_softmax":
+        wanted = torch.autograd.grad(discretegrad.select(handle, table), inputs, g)
+    else:
+        # its noise is made from a seed for each row, so that backward can make it again
+        generator = seeded(5)
+        torch.rand(10, 1, dtype=torch.float64, generator=generator)
+        noise = seeded_exponential(draw_seed(index[:, None], generator), 0, 1, hidden @ head.T)[0]
+        z = discretegrad.gumbel_softmax_at(hidden @ head.T, index, noise, tau)
+        wanted = torch.autograd.grad(z @ table, inputs, g)
+    assert_all_close(gradients, wanted)
+
+
+@each([case for case in CATEGORICAL if not case.noisy])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_blocks_in_every_dtype(case, dtype, small_pieces):
+    inputs, g = problem(10, 100, dtype)
+    selected, index, gradients = run(inputs, g, case, 0.7, backend="torch")
+    assert [x.dtype for x in (selected, *gradients)] == [dtype] * 4
+    assert_all_close(gradients, expected(case, inputs, g, index, 0.7))
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.size = max(self.size, *made, 0)
+        return result
+
+
+@each(CATEGORICAL)
+def test_no_tensor_is_larger_than_a_block(case, monkeypatch):
+    # the gradient of the head is the largest tensor that there must be
+    inputs, g = problem(48, 64, torch.float32, width=8, out=4)
+    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 512)
+    monkeypatch.setattr("discretegrad.estimators.gumbel_rao._CHUNK_NUMBERS", 512)
+    with LargestTensor() as largest:
+        run(inputs, g, case)
+    assert largest.size == 64 * 8
+
+
+# the Triton path
+
+
+@interpreted
+@silent
+@each(TILED)
+@pytest.mark.parametrize("tau", [1.0, 0.7])
+def test_tiles_give_what_all_logits_at_once_give(case, tau, small_pieces):
+    inputs, g = problem(5, 77, torch.float32)
+    seeds = draw_seed(torch.empty(2, 2), seeded(5))
+    selected, index, gradients = run(inputs, g, case, tau, backend="triton", generator=seeded(5))
+    assert torch.equal(selected, inputs[2][index])
+    # rows are numbered from 0 in each block of them
+    hidden, head, table = inputs
+    blocks = [
+        expected(case, (hidden[rows], head, table), g[rows], index[rows], tau, seed[:1])
+        for rows, seed in zip((slice(0, 3), slice(3, 5)), seeds, strict=True)
+    ]
+    assert_close(gradients[0], torch.cat([block[0] for block in blocks]))
+    assert_close(gradients[1], blocks[0][1] + blocks[1][1])
+    assert_close(gradients[2], blocks[0][2] + blocks[1][2])
+
+
+@interpreted
+@silent
+@each(TILED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_tiles_in_low_precision(case, dtype, monkeypatch):
+    cut(monkeypatch, rows=5, categories=24, itemsize=2)
+    inputs, g = problem(5, 77, dtype)
+    seed = draw_seed(torch.empty(1, 2), seeded(5))[0, :1]
+    selected, index, gradients = run(inputs, g, case, 0.7, backend="triton", generator=seeded(5))
+    assert [x.dtype for x in (selected, *gradients)] == [dtype] * 4
+    assert_all_close(gradients, expected(case, inputs, g, index, 0.7, seed))
+
+
+@interpreted
+@silent
+@pytest.mark.parametrize("n", [1, 2, 23, 24, 25, 48, 49])
+@each([case for case in TILED if case.method in ("reinmax", "gapped_p", "mean_second")])
+def test_tiles_around_their_boundaries(case, n, small_pieces, monkeypatch):
+    inputs, g = problem(4, n, torch.float32)
+    with poisoned_memory(monkeypatch):
+        _, index, gradients = run(inputs, g, case, 0.7, backend="triton")
+    assert ((index >= 0) & (index < n)).all()
+    wanted = expected(case, inputs, g, index, 0.7)
+    if n == 1:
+        assert all((x.abs() < 1e-6).all() for x in gradients[:2])
+        assert_close(gradients[2], wanted[2])
+    else:
+        assert_all_close(gradients, wanted)
+
+
+def test_tiles_keep_to_their_size():
+    sizes = [(8192, 131072, 2), (10**4, 131072, 2), (16384, 10**6, 4), (1, 10**7, 2), (3, 5, 4)]
+    for rows, n, itemsize in sizes:
+        dtype = torch.float32 if itemsize == 4 else torch.bfloat16
+        x = torch.empty(rows, 1, dtype=dtype, device="meta")
+        size = _linear_select._tile_size(x, n)
+        assert size * rows * itemsize <= 96 * 2**20
+        assert size <= 2**17
+        assert size % 256 == 0 or size == n
+    assert size == 5
+
+
+def test_gumbel_rao_has_no_kernel_over_tiles():
+    inputs, _ = problem(2, 3, torch.float32)
+    with pytest.raises(BackendUnavailable, match="no kernel for gumbel_rao over tiles"):
+        linear_select(*inputs, "gumbel_rao", backend="triton")
+
+
+# both paths
+
+
+@each_backend
+def test_frequencies_are_those_of_the_softmax(backend, monkeypatch):
+    rows, n = 1000, 70
+    cut(monkeypatch, rows=600, categories=32)
+    hidden, head, table = problem(1, n, torch.float32)[0]
+    _, index = linear_select(
+        hidden.expand(rows, -1), head, table, return_index=True, backend=backend
+    )
+    probs = (hidden @ head.T).detach().double().softmax(-1).squeeze(0)
+    order = probs.argsort()
+    # rare categories together
+    groups = (probs[order].cumsum(0) * 12).long().clamp(max=11)
+    group_of = torch.empty(n, dtype=torch.int64).scatter_(0, order, groups)
+    counts = group_of[index].bincount(minlength=12).double()
+    weights = torch.zeros(12, dtype=torch.float64).index_add_(0, group_of, probs)
+    kept = weights > 0
+    assert stats.chisquare(counts[kept], (weights[kept] * rows)).pvalue > RATE
+
+
+@interpreted
+@silent
+def test_blocks_of_rows_draw_independently(monkeypatch):
+    cut(monkeypatch, rows=50, categories=32)
+    hidden, head, table = torch.zeros(100, 2), torch.zeros(64, 2), torch.zeros(64, 1)
+    _, index = linear_select(hidden, head, table, return_index=True, backend="triton")
+    # each pair agrees with probability 1/64
+    assert (index[:50] == index[50:]).sum() < 12
+
+
+@each_backend
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+def test_shapes(backend, shape, small_pieces):
+    inputs, _ = problem(1, 40, torch.float32)
+    hidden = normal(*shape, WIDTH).requires_grad_()
+    selected, index = linear_select(hidden, *inputs[1:], return_index=True, backend=backend)
+    assert selected.shape == (*shape, OUT)
+    assert index.shape == shape
+    assert index.dtype == torch.int64
+    assert torch.equal(selected, inputs[2][index])
+    selected.sum().backward()
+    assert [x.grad.shape for x in (hidden, *inputs[1:])] == [
+        hidden.shape,
+        (40, WIDTH),
+        (40, OUT),
+    ]
+
+
+def test_nothing_can_be_drawn():
+    inputs, _ = problem(1, 40, torch.float32)
+    hidden = torch.zeros(2, 0, WIDTH, requires_grad=True)
+    selected, index = linear_select(hidden, *inputs[1:], return_index=True)
+    assert (selected.shape, index.shape) == ((2, 0, OUT), (2, 0))
+    selected.sum().backward()
+    assert not any(x.grad.any() for x in (hidden, *inputs[1:]))
+
+
+def test_without_width_all_categories_are_alike():
+    inputs, g = problem(5, 3, torch.float32, width=0)
+    _, _, gradients = run(inputs, g)
+    assert [x.shape for x in gradients] == [(5, 0), (3, 0), (3, OUT)]
+
+
+@each_backend
+def test_without_outputs_there_is_nothing_to_learn(backend, small_pieces):
+    inputs, g = problem(5, 40, torch.float32, out=0)
+    selected, _, gradients = run(inputs, g, backend=backend)
+    assert selected.shape == (5, 0)
+    assert not any(x.any() for x in gradients)
+
+
+@each_backend
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (1, 2)], ids=str)
+def test_gradients_for_some_inputs_only(backend, wanted, small_pieces):
+    inputs, g = problem(5, 77, torch.float32)
+    _, index, everything = run(inputs, g, backend=backend, generator=seeded(5))
+    for position, x in enumerate(inputs):
+        x.requires_grad_(position in wanted)
+    _, again, some = run(inputs, g, backend=backend, generator=seeded(5))
+    assert torch.equal(index, again)
+    assert all(torch.equal(x, everything[i]) for x, i in zip(some, wanted, strict=True))
+
+
+@each_backend
+def test_constants_give_a_constant(backend):
+    inputs, _ = problem(5, 77, torch.float32, requires_grad=False)
+    assert not linear_select(*inputs, backend=backend).requires_grad
+
+
+@each_backend
+def test_head_and_table_may_be_one_tensor(backend, small_pieces):
+    inputs, g = problem(5, 77, torch.float32, out=WIDTH)
+    hidden, head, _ = inputs
+    _, _, apart = run((hidden, head, head.detach().clone().requires_grad_()), g, backend=backend,
+                      generator=seeded(5))  # fmt: skip
+    selected = linear_select(hidden, head, head, backend=backend, generator=seeded(5))
+    tied = torch.autograd.grad(selected, (hidden, head), g)
+    assert torch.equal(tied[0], apart[0])
+    assert torch.equal(tied[1], apart[1] + apart[2])
+
+
+@each_backend
+def test_strides_do_not_matter(backend, small_pieces):
+    inputs, _ = problem(5, 77, torch.float32)
+    others = [x.detach().T.contiguous().T.requires_grad_() for x in inputs]
+    others[0] = torch.stack([inputs[0].detach()] * 2, -1)[..., 0].requires_grad_()
+    results = []
+    for tensors in (inputs, others):
+        selected = linear_select(*tensors, backend=backend, generator=seeded(5))
+        # its gradient has strides of zero
+        results.append(torch.autograd.grad(selected.sum(), tensors))
+    assert_all_close(results[1], results[0])
+
+
+@each_backend
+def test_generator_decides_and_the_global_one_is_left_alone(backend, small_pieces):
+    inputs, g = problem(5, 77, torch.float32)
+    case = next(case for case in TILED if case.noisy)
+    state = torch.get_rng_state()
+    first, second, other = (
+        run(inputs, g, case, 0.7, backend=backend, generator=seeded(seed)) for seed in (5, 5, 6)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first[1], second[1])
+    assert all(torch.equal(x, y) for x, y in zip(first[2], second[2], strict=True))
+    assert not torch.equal(first[1], other[1])
+    assert not torch.equal(run(inputs, g, backend=backend)[1], run(inputs, g, backend=backend)[1])
+
+
+@pytest.mark.parametrize("size", [1, 7, 20])
+def test_size_of_a_block_does_not_change_the_draw(size, monkeypatch):
+    inputs, _ = problem(20, 77, torch.float32)
+    wanted = linear_select(*inputs, return_index=True, generator=seeded(5))[1]
+    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 77 * size)
+    for case in CATEGORICAL:
+        found = linear_select(*inputs, case.name, return_index=True, generator=seeded(5))[1]
+        assert torch.equal(found, wanted)
+
+
+# what torch does to functions
+
+
+@each_backend
+def test_second_derivative_is_an_error(backend):
+    inputs, g = problem(5, 40, torch.float32)
+    selected = linear_select(*inputs, backend=backend)
+    for constant in (g, g.clone().requires_grad_()):
+        gradients = torch.autograd.grad(
+            selected, inputs, constant, create_graph=True, retain_graph=True
+        )
+        for x in gradients[:2]:
+            with pytest.raises(RuntimeError, match="differentiating it again is refused"):
+                x.sum().backward(retain_graph=True)
+
+
+@each_backend
+def test_checkpoint_draws_the_same_again(backend, small_pieces):
+    inputs, g = problem(5, 77, torch.float32)
+    case = next(case for case in TILED if case.noisy)
+
+    def function(*tensors):
+        return linear_select(*tensors, case.name, 0.7, backend=backend)
+
+    torch.manual_seed(1)
+    wanted = torch.autograd.grad(function(*inputs), inputs, g)
+    torch.manual_seed(1)
+    selected = checkpoint(function, *inputs, use_reentrant=False)
+    for x, y in zip(torch.autograd.grad(selected, inputs, g), wanted, strict=True):
+        assert torch.equal(x, y)
+
+
+@each_backend
+@pytest.mark.parametrize("around_backward", [False, True])
+def test_autocast_casts_all_three_as_a_product_does(backend, around_backward):
+    inputs, g = problem(5, 77, torch.float32)
+    low = [x.detach().bfloat16().requires_grad_() for x in inputs]
+    wanted, drawn, gradients = run(low, g.bfloat16(), backend=backend, generator=seeded(5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        selected, index = linear_select(
+            *inputs, backend=backend, generator=seeded(5), return_index=True
+        )
+    assert torch.equal(index, drawn)
+    assert torch.equal(selected, wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around_backward):
+        found = torch.autograd.grad(selected, inputs, g.bfloat16())
+    for x, y in zip(found, gradients, strict=True):
+        assert x.dtype == torch.float32
+        assert torch.equal(x, y.float())
+
+
+@each_backend
+def test_autocast_around_backward_alone_changes_nothing(backend):
+    inputs, g = problem(5, 77, torch.float32)
+    gradients = []
+    for enabled in (False, True):
+        selected = linear_select(*inputs, backend=backend, generator=seeded(5))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            gradients.append(torch.autograd.grad(selected, inputs, g))
+    assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@each_backend
+@each([case for case in TILED if case.method in ("reinmax", "gapped_p", "mean_released")])
+def test_compiled_call_is_the_eager_one(case, backend, compiler, small_pieces):
+    def function(*tensors):
+        return linear_select(*tensors, case.name, 0.7, backend=backend, **case.options)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    inputs, g = problem(5, 77, torch.float32)
+    inputs[1].requires_grad_(case is not TILED[0])
+    leaves = [x for x in inputs if x.requires_grad]
+    results = []
+    for call in (compiled, function):
+        torch.manual_seed(1)
+        selected = call(*inputs)
+        results.append((selected.detach(), *torch.autograd.grad(selected, leaves, g)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_all_close(*results)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@each_backend
+def test_compiled_call_takes_batches_of_any_size(backend, compiler, small_pieces):
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def function(hidden, head, table):
+        return linear_select(hidden, head, table, return_index=True, backend=backend)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counting)
+    for rows in (4, 5, 7, 9):
+        inputs, g = problem(rows, 77, torch.float32)
+        selected, index = compiled(*inputs)
+        assert torch.equal(selected, inputs[2][index])
+        assert_all_close(
+            torch.autograd.grad(selected, inputs, g), expected(REINMAX, inputs, g, index)
+        )
+    assert len(graphs) == 2
+
+
+@interpreted
+@silent
+@pytest.mark.parametrize("needs_hidden", [False, True])
+def test_registered_operators_are_sound(needs_hidden, small_pieces):
+    hidden, head, table = problem(5, 77, torch.float32, requires_grad=False)[0]
+    seeds = draw_seed(torch.empty(2, 2), None)
+    torch.library.opcheck(_linear_select._draw_operator, (hidden, head, seeds))
+    index, kept = _linear_select._draw_operator(hidden, head, seeds)
+    arguments = (normal(5, OUT), hidden, head, table, index, kept, seeds)
+    torch.library.opcheck(
+        _linear_select._gradient_operator,
+        (*arguments, "reinmax", 0.7, 0.0, needs_hidden, not needs_hidden),
+    )
+
+
+def test_transforms_of_the_call():
+    inputs, g = problem(5, 77, requires_grad=False)
+
+    def loss(*tensors):
+        return (linear_select(*tensors) * g).sum()
+
+    torch.manual_seed(1)
+    found = grad(loss, argnums=(0, 1, 2))(*inputs)
+    for x in inputs:
+        x.requires_grad_()
+    torch.manual_seed(1)
+    assert_all_close(found, torch.autograd.grad(loss(*inputs), inputs))
+
+    def index_of(hidden):
+        return linear_select(hidden, *inputs[1:], return_index=True)[1]
+
+    batch = normal(3, 4, WIDTH, dtype=torch.float64)
+    assert vmap(index_of, randomness="different")(batch).shape == (3, 4)
+
+
+# what is refused
+
+NAN, INF = math.nan, math.inf
+HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"hidden": [[0.0]]}, TypeError, "expected hidden to be a floating-point tensor.*list"),
+        ({"head": HEAD.long()}, TypeError, "expected head to be a floating-point.*int64"),
+        ({"table": TABLE.double()}, TypeError, "expected table of the dtype of hidden.*float64"),
+        ({"hidden": torch.tensor(1.0)}, ValueError, "expected hidden of shape"),
+        ({"head": torch.zeros(4)}, ValueError, r"expected hidden of shape.*head \(4,\)"),
+        ({"head": torch.zeros(5, 3)}, ValueError, "one row of head and one row of table"),
+        ({"head": HEAD[:0], "table": TABLE[:0]}, ValueError, "at least one category"),
+        ({"head": HEAD.T, "table": torch.zeros(3, 5)}, ValueError, "one width.*nn.Linear"),
+        ({"head": HEAD.to("meta")}, ValueError, "expected head on the device of hidden"),
+        ({"estimator": "reinforce"}, ValueError, "one of reinmax.*got 'reinforce'"),
+        ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler.*function"),
+        ({"tau": 0.0}, ValueError, "expected tau in"),
+        ({"tau": torch.ones(2, 1)}, TypeError, "the same for all rows, got a tensor"),
+        ({"return_index": 1}, TypeError, "expected return_index to be True or False"),
+        ({"gap": 1.0}, TypeError, "reinmax: expected options among tau, got 'gap'"),
+        ({"estimator": "gumbel_softmax", "hard": True}, TypeError, "got 'hard'"),
+        ({"estimator": "gapped", "gap": -1.0}, ValueError, "finite gap of at least 0"),
+        ({"estimator": "mean_baseline", "order": 3}, ValueError, "order to be 1 or 2"),
+        ({"estimator": "gumbel_rao", "num_draws": 0}, ValueError, "num_draws of at least 1"),
+        ({"generator": 1}, TypeError, "expected generator to be a torch.Generator"),
+        ({"backend": "cuda"}, ValueError, "expected backend to be one of"),
+        ({"hidden": torch.full((2, 3), NAN)}, ValueError, "NaN or inf in row 0"),
+    ],
+)
+def test_bad_arguments(changes, error, message):
+    arguments = {"hidden": HIDDEN, "head": HEAD, "table": TABLE, **changes}
+    with pytest.raises(error, match=message):
+        linear_select(**arguments)
+
+
+@each_backend
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_rows_without_a_softmax_are_found(backend, value, small_pieces):
+    inputs, _ = problem(10, 77, torch.float32, requires_grad=False)
+    inputs[0][7, 3] = value
+    with pytest.raises(ValueError, match="got NaN or inf in row 7"):
+        linear_select(*inputs, backend=backend)
+    before = set_checks("never")
+    try:
+        index = linear_select(*inputs, backend=backend, return_index=True)[1]
+    finally:
+        set_checks(before)
+    assert ((index >= 0) & (index < 77)).all()
