@@ -911,6 +911,7 @@ def peak_bytes(work: Work, setup: Setup) -> tuple[int, int]:
     named = sum(tensor.nbytes for tensor in work.call())
     if not setup.on_gpu:
         return peak_bytes_on_cpu(work.call), named
+    gc.collect()  # what is still to be freed would count as the call's own
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     work.call()
