@@ -4,7 +4,6 @@ Kernels are imported where they are called, so that the library needs Triton onl
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +51,7 @@ def sample(
     number, tau_rows, mask = _categorical(name, logits, tau, dim, mask)
     check_generator(name, generator, logits)
     seed = draw_one_seed(logits.device, generator)
-    return _one_hot(method, logits, number, tau_rows, dim, mask, seed, False)
+    return _one_hot((method, number, dim, False), logits, seed, mask, tau_rows)
 
 
 def sample_at(
@@ -68,7 +67,7 @@ def sample_at(
     number, tau_rows, mask = _categorical(name, logits, tau, dim, mask)
     check_index(name, index, _excluded(logits, mask).movedim(dim, -1))
     source = index.long().reshape(-1)
-    return _one_hot(method, logits, number, tau_rows, dim, mask, source, True)
+    return _one_hot((method, number, dim, True), logits, source, mask, tau_rows)
 
 
 def sample_index(
@@ -94,7 +93,7 @@ def sample_index(
     fixed = logits.detach()
     _, flat, statistics = ops.draw(fixed, -1, mask, seed, False, False)
     index = flat.reshape(logits.shape[:-1])
-    vjp = partial(rows_vjp, method=method, tau=number, dim=-1, given=False, in_place=True)
+    vjp = partial(rows_vjp, (method, number, -1, False), in_place=True)
     return index, Handle(logits, index, vjp, None, (fixed, seed, mask, tau_rows, flat, statistics))
 
 
@@ -110,8 +109,7 @@ def bernoulli_sample(
     number, tau_rows, mask = _bernoulli(name, logits, tau, mask)
     check_generator(name, generator, logits)
     seed = draw_one_seed(logits.device, generator)
-    make, vjp = _draw_bits, partial(_bits_vjp, method=method, tau=number)
-    return _attach(make, vjp, logits, seed, mask, tau_rows, None)
+    return _zero_one((method, number), logits, seed, mask, tau_rows, None)
 
 
 def bernoulli_sample_at(
@@ -125,8 +123,7 @@ def bernoulli_sample_at(
     """The same for values that are given."""
     number, tau_rows, mask = _bernoulli(name, logits, tau, mask)
     check_value(name, value, _excluded(logits, mask))
-    make, vjp = _given_bits, partial(_bits_vjp, method=method, tau=number)
-    return _attach(make, vjp, logits, None, mask, tau_rows, value != 0)
+    return _zero_one((method, number), logits, None, mask, tau_rows, value != 0)
 
 
 def _categorical(
@@ -170,31 +167,62 @@ def _excluded(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits.masked_fill(~mask.to(logits.device), -math.inf)
 
 
+# method, temperature, category axis, whether the draw is given
+_RowConstants = tuple[Method, float, int, bool]
+# method, temperature
+_BitConstants = tuple[Method, float]
+
+
 def _one_hot(
-    method: Method,
+    constants: _RowConstants,
     logits: Tensor,
-    tau: float,
-    tau_rows: Tensor | None,
-    dim: int,
-    mask: Tensor | None,
     source: Tensor,
-    given: bool,
+    mask: Tensor | None,
+    tau_rows: Tensor | None,
 ) -> Tensor:
-    make = partial(_draw_rows, dim=dim, given=given)
-    vjp = partial(rows_vjp, method=method, tau=tau, dim=dim, given=given)
-    return _attach(make, vjp, logits, source, mask, tau_rows)
-
-
-def _draw_rows(
-    logits: Tensor, source: Tensor, mask: Tensor | None, tau_rows: Tensor | None, dim: int,
-    given: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
     from .kernels import ops
 
-    return ops.draw(logits, dim, mask, source, given, True)
+    if logits.requires_grad and torch.is_grad_enabled():
+        attached: Tensor = apply_fast(_Rows)(constants, logits, source, mask, tau_rows)
+        return attached
+    return ops.draw(logits, constants[2], mask, source, constants[3], True)[0]
+
+
+class _Rows(torch.autograd.Function):
+    """As ``_attach._Attach``, for one-hots that are drawn in forward.
+
+    In few steps, because at small sizes the time of a call is that of its Python code.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        constants: _RowConstants,
+        logits: Tensor,
+        source: Tensor,
+        mask: Tensor | None,
+        tau_rows: Tensor | None,
+    ) -> Tensor:
+        from .kernels import ops
+
+        _, _, dim, given = constants
+        sample, index, statistics = ops.draw(logits, dim, mask, source, given, True)
+        ctx.constants = constants
+        ctx.save_for_backward(logits, source, mask, tau_rows, index, statistics)
+        return sample
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # the logits, which are saved anyway, lead the graph back: see _attach._Backward
+            vjp = partial(rows_vjp, ctx.constants)
+            return None, estimate(vjp, None, saved[0], g, saved), None, None, None
+        return None, rows_vjp(ctx.constants, g, *saved), None, None, None
 
 
 def rows_vjp(
+    constants: _RowConstants,
     g: Tensor,
     logits: Tensor,
     source: Tensor,
@@ -202,79 +230,79 @@ def rows_vjp(
     tau_rows: Tensor | None,
     index: Tensor,
     statistics: Tensor,
-    method: Method,
-    tau: float,
-    dim: int,
-    given: bool,
     in_place: bool = False,
 ) -> Tensor:
     """The gradient for categorical logits, over ``g`` if that is the caller's own to lose."""
     from .kernels import ops
 
+    method, tau, dim, given = constants
     return ops.gradient(
         method.name, g, logits, dim, mask, tau, tau_rows, method.gap, method.num_draws, source,
         source if given else index, statistics, in_place,
     )  # fmt: skip
 
 
+def _zero_one(
+    constants: _BitConstants,
+    logits: Tensor,
+    seed: Tensor | None,
+    mask: Tensor | None,
+    tau_rows: Tensor | None,
+    value: Tensor | None,
+) -> Tensor:
+    if logits.requires_grad and torch.is_grad_enabled():
+        attached: Tensor = apply_fast(_Bits)(constants, logits, seed, mask, tau_rows, value)
+        return attached
+    return _draw_bits(logits, seed, mask, value)
+
+
 def _draw_bits(
-    logits: Tensor, seed: Tensor, mask: Tensor | None, tau_rows: Tensor | None, value: None
-) -> tuple[Tensor, ...]:
+    logits: Tensor, seed: Tensor | None, mask: Tensor | None, value: Tensor | None
+) -> Tensor:
     from .kernels import ops
 
-    return (ops.draw_bits(logits, mask, seed),)
+    if seed is None:
+        assert value is not None
+        return value.to(logits.dtype)
+    return ops.draw_bits(logits, mask, seed)
 
 
-def _given_bits(
-    logits: Tensor, seed: None, mask: Tensor | None, tau_rows: Tensor | None, value: Tensor
-) -> tuple[Tensor, ...]:
-    return (value.to(logits.dtype),)
+class _Bits(torch.autograd.Function):
+    """The same for zeros and ones."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        constants: _BitConstants,
+        logits: Tensor,
+        seed: Tensor | None,
+        mask: Tensor | None,
+        tau_rows: Tensor | None,
+        value: Tensor | None,
+    ) -> Tensor:
+        ctx.constants = constants
+        ctx.save_for_backward(logits, seed, mask, tau_rows, value)
+        return _draw_bits(logits, seed, mask, value)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        vjp = partial(_bits_vjp, ctx.constants)
+        return None, estimate(vjp, None, saved[0], g, saved), None, None, None, None
 
 
 def _bits_vjp(
+    constants: _BitConstants,
     g: Tensor,
     logits: Tensor,
     seed: Tensor | None,
     mask: Tensor | None,
     tau_rows: Tensor | None,
     value: Tensor | None,
-    method: Method,
-    tau: float,
 ) -> Tensor:
     from .kernels import ops
 
+    method, tau = constants
     return ops.gradient_bits(
         method.name, g, logits, mask, tau, tau_rows, method.gap, method.num_draws, seed, value
     )
-
-
-def _attach(
-    make: Callable[..., tuple[Tensor, ...]], vjp: Any, logits: Tensor, *rest: Any
-) -> Tensor:
-    if not (logits.requires_grad and torch.is_grad_enabled()):
-        return make(logits, *rest)[0]
-    result: Tensor = apply_fast(_Fused)(make, vjp, logits, *rest)
-    return result
-
-
-class _Fused(torch.autograd.Function):
-    """As ``_attach._Attach``, for a sample that is drawn in forward.
-
-    ``make`` returns the sample and what it keeps; ``vjp`` gets the gradient at the sample, the
-    logits, the rest of the arguments and what was kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, make: Any, vjp: Any, logits: Tensor, *rest: Tensor | None) -> Tensor:
-        made: Tensor
-        made, *kept = make(logits, *rest)
-        ctx.vjp, ctx.rest = vjp, len(rest)
-        ctx.save_for_backward(logits, *rest, *kept)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        # the logits, which are saved anyway, lead the graph back: see _attach._Backward
-        gradient = estimate(ctx.vjp, None, saved[0], g, saved)
-        return None, None, gradient, *[None] * ctx.rest
