@@ -282,6 +282,18 @@ def test_deterministic_halves_take_the_draw_after_the_logits(name, family):
     assert parameters(function, inspect.Parameter.KEYWORD_ONLY) == keywords
 
 
+@pytest.mark.parametrize("name", dict(SAMPLERS))
+def test_index_forms_have_the_signature_of_their_sampler(name):
+    row = ESTIMATORS[name]
+    function = getattr(discretegrad, f"{name}_index")
+    assert row.index_form is function
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    for kind in kinds:
+        listed = parameters(row.functions["categorical"], kind)
+        # an index is never relaxed
+        assert parameters(function, kind) == [p for p in listed if p[0] != "hard"]
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_score_functions_have_the_common_signature(name):
     row, family = ESTIMATORS[name], home(name)

@@ -39,17 +39,12 @@ from ._draw import draw_index, draw_seed
 from ._fused import Method
 from ._modes import compiling, transforming
 from ._noise import seeded_exponential
-from ._registry import ESTIMATORS
+from ._registry import ESTIMATORS, Estimator
 from ._rows import categorical_rows, compute_dtype
 from ._select import Handle, select
 from ._types import Backend
 from .estimators import gapped, mean_baseline
-from .estimators.gapped import gapped_index
-from .estimators.gumbel_rao import chunks, gumbel_rao_index
-from .estimators.gumbel_softmax import gumbel_softmax_index
-from .estimators.mean_baseline import mean_baseline_index
-from .estimators.reinmax import reinmax_index
-from .estimators.straight_through import straight_through_index
+from .estimators.gumbel_rao import chunks
 from .kernels.dispatch import choose
 
 # numbers that the torch path has in each tensor of the size of a block of logits
@@ -76,29 +71,23 @@ class _Sampler(NamedTuple):
     """Its options with their defaults."""
 
 
-def _sampler(
-    name: str,
-    sample_index: Callable[..., tuple[Tensor, Handle]],
-    method: Callable[..., Method] | None,
-) -> _Sampler:
-    row = ESTIMATORS[name]
+def _sampler(row: Estimator) -> _Sampler:
     # a gather needs a category, so there is no relaxed sample
     options = {option: value for option, value in row.options.items() if option != "hard"}
-    return _Sampler(sample_index, row.functions_at["categorical"], method, row.noise, options)
+    assert row.index_form is not None
+    method = _METHODS.get(row.name)
+    return _Sampler(row.index_form, row.functions_at["categorical"], method, row.noise, options)
 
 
-_SAMPLERS = {
-    "reinmax": _sampler("reinmax", reinmax_index, partial(Method, "reinmax")),
-    "straight_through": _sampler(
-        "straight_through", straight_through_index, partial(Method, "straight_through")
-    ),
-    "gumbel_softmax": _sampler(
-        "gumbel_softmax", gumbel_softmax_index, partial(Method, "gumbel_softmax")
-    ),
-    "gumbel_rao": _sampler("gumbel_rao", gumbel_rao_index, None),
-    "gapped": _sampler("gapped", gapped_index, gapped.kernel),
-    "mean_baseline": _sampler("mean_baseline", mean_baseline_index, mean_baseline.kernel),
+# gumbel_rao goes over all categories many times, which no kernel does in tiles
+_METHODS: dict[str, Callable[..., Method]] = {
+    "reinmax": partial(Method, "reinmax"),
+    "straight_through": partial(Method, "straight_through"),
+    "gumbel_softmax": partial(Method, "gumbel_softmax"),
+    "gapped": gapped.kernel,
+    "mean_baseline": mean_baseline.kernel,
 }
+_SAMPLERS = {name: _sampler(row) for name, row in ESTIMATORS.items() if row.index_form is not None}
 
 
 @overload

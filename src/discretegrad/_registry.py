@@ -8,20 +8,25 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from . import bernoulli
+from ._select import Handle
 from ._types import Family
 from .estimators.disarm_tree import disarm_tree
 from .estimators.exact import exact
-from .estimators.gapped import gapped, gapped_at
-from .estimators.gumbel_rao import gumbel_rao, gumbel_rao_at
-from .estimators.gumbel_softmax import gumbel_softmax, gumbel_softmax_at
+from .estimators.gapped import gapped, gapped_at, gapped_index
+from .estimators.gumbel_rao import gumbel_rao, gumbel_rao_at, gumbel_rao_index
+from .estimators.gumbel_softmax import gumbel_softmax, gumbel_softmax_at, gumbel_softmax_index
 from .estimators.leave_one_out import leave_one_out
-from .estimators.mean_baseline import mean_baseline, mean_baseline_at
+from .estimators.mean_baseline import mean_baseline, mean_baseline_at, mean_baseline_index
 from .estimators.muprop import MuProp, muprop
 from .estimators.rebar import Rebar, rebar
 from .estimators.reinforce import Reinforce, reinforce
-from .estimators.reinmax import reinmax, reinmax_at
+from .estimators.reinmax import reinmax, reinmax_at, reinmax_index
 from .estimators.relax import Relax, relax
-from .estimators.straight_through import straight_through, straight_through_at
+from .estimators.straight_through import (
+    straight_through,
+    straight_through_at,
+    straight_through_index,
+)
 
 Function = Callable[..., Tensor]
 
@@ -67,6 +72,8 @@ class Estimator:
     """Evaluations of the gradient of f with respect to the sample, for each sample."""
     extra_slopes: int = 0
     """The same, whatever the number of samples."""
+    index_form: Callable[..., tuple[Tensor, Handle]] | None = None
+    """For samplers, the categorical one that gives the index and a handle for ``select``."""
     module: type[nn.Module] | None = None
     """The estimator object that keeps what it learns, if it can learn."""
 
@@ -128,6 +135,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(reinmax, bernoulli.reinmax),
                 functions_at=_families(reinmax_at, bernoulli.reinmax_at),
+                index_form=reinmax_index,
                 noise=False,
                 unbiased=False,
                 exact_for="quadratic",
@@ -151,6 +159,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(straight_through, bernoulli.straight_through),
                 functions_at=_families(straight_through_at, bernoulli.straight_through_at),
+                index_form=straight_through_index,
                 noise=False,
                 unbiased=False,
                 exact_for="linear",
@@ -173,6 +182,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(gumbel_softmax, bernoulli.gumbel_softmax),
                 functions_at=_families(gumbel_softmax_at, bernoulli.gumbel_softmax_at),
+                index_form=gumbel_softmax_index,
                 noise=True,
                 unbiased=False,
                 exact_for="nothing",
@@ -197,6 +207,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(gumbel_rao, bernoulli.gumbel_rao),
                 functions_at=_families(gumbel_rao_at, bernoulli.gumbel_rao_at),
+                index_form=gumbel_rao_index,
                 noise=True,
                 unbiased=False,
                 exact_for="nothing",
@@ -221,6 +232,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(gapped, bernoulli.gapped),
                 functions_at=_families(gapped_at, bernoulli.gapped_at),
+                index_form=gapped_index,
                 noise=False,
                 unbiased=False,
                 exact_for="nothing",
@@ -245,6 +257,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
                 kind="sampler",
                 functions=_families(mean_baseline, bernoulli.mean_baseline),
                 functions_at=_families(mean_baseline_at, bernoulli.mean_baseline_at),
+                index_form=mean_baseline_index,
                 noise=False,
                 unbiased=False,
                 exact_for="quadratic",
