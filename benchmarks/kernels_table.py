@@ -659,7 +659,7 @@ def bars(rows: Sequence[Row], quantity: str, label: str, line: float, text: str)
             values = {
                 row["case"]: float(row[quantity])
                 for row in rows
-                if (row["dtype"], row["provider"]) == (dtype, provider)
+                if (row["dtype"], row["provider"]) == (dtype, provider) and row[quantity]
             }
             places = [cases.index(case) + (number - 4.5) * width for case in values]
             ax.bar(places, values.values(), width, color=colour, label=provider)
