@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import reinmax as pypi
 import torch
+from measure import reinmax_formula
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax
 
@@ -137,21 +138,9 @@ def gate(provider: Provider, inputs: Inputs) -> list[str]:
     if provider.ours and gradient.sum(-1).abs().max().item() > GATE_TOLERANCE * scale:
         faults.append("the rows of its gradient do not sum to zero")
     if provider.reinmax_tau is not None:
-        expected = reinmax_formula(inputs, index, provider.reinmax_tau)
+        logits, g = inputs.logits.detach().double(), inputs.cotangent.double()
+        expected = reinmax_formula(logits, g, one_hot.double(), provider.reinmax_tau)
         error = (gradient - expected).abs().max().item() / expected.abs().max().item()
         if not error < GATE_TOLERANCE:
             faults.append(f"its gradient is off the float64 formula by {error:.1e} of its size")
     return faults
-
-
-def reinmax_formula(inputs: Inputs, index: Tensor, tau: float) -> Tensor:
-    """``2 J(m) g - J(p) g / 2`` in float64, written out apart from the library."""
-    logits, g = inputs.logits.detach().double(), inputs.cotangent.double()
-    p = logits.softmax(-1)
-    z = torch.zeros_like(p).scatter_(-1, index, 1.0)
-    m = ((logits / tau).softmax(-1) + z) / 2
-    return 2 * _jacobian_product(m, g) - _jacobian_product(p, g) / 2
-
-
-def _jacobian_product(q: Tensor, g: Tensor) -> Tensor:
-    return q * g - q * (q * g).sum(-1, keepdim=True)

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import peak_bytes_on_cpu, provenance, spread, write_csv
+from measure import peak_bytes_on_cpu, provenance, reinmax_formula, spread, write_csv
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, gumbel_softmax
 
@@ -501,16 +501,6 @@ def _is_exact(sample: Tensor, bits: bool) -> bool:
         return bool(((sample == 0) | (sample == 1)).all())
     one_each = ((sample != 0).sum(-1) == 1).all() and (sample.amax(-1) == 1).all()
     return bool(one_each)
-
-
-def reinmax_formula(logits: Tensor, g: Tensor, z: Tensor, tau: float) -> Tensor:
-    """``2 J(m) g - J(p) g / 2``, written out apart from the library."""
-    m = ((logits / tau).softmax(-1) + z) / 2
-    return 2 * _jacobian_product(m, g) - _jacobian_product(logits.softmax(-1), g) / 2
-
-
-def _jacobian_product(q: Tensor, g: Tensor) -> Tensor:
-    return q * g - q * (q * g).sum(-1, keepdim=True)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

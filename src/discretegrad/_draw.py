@@ -79,18 +79,20 @@ def draw_logistic(bits: Bits, generator: torch.Generator | None) -> Tensor:
 
 def draw_seed(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """One non-negative int64 seed per element of ``like``, for ``_noise``."""
-    high, shape, device = 2**63 - 1, like.shape, like.device
-    if generator is None:
-        # with an argument for the generator, torch cannot trace dynamic shapes
-        return torch.randint(high, shape, device=device)
-    return torch.randint(high, shape, device=device, generator=generator)
+    return _seeds(like.shape, like.device, generator)
 
 
 def draw_one_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
     """One non-negative int64 seed for a kernel, (1,), drawn on its device without a wait."""
-    if generator is None:  # see draw_seed
-        return torch.randint(2**63 - 1, (1,), device=device)
-    return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
+    return _seeds((1,), device, generator)
+
+
+def _seeds(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    high = 2**63 - 1
+    if generator is None:
+        # with an argument for the generator, torch cannot trace dynamic shapes
+        return torch.randint(high, shape, device=device)
+    return torch.randint(high, shape, device=device, generator=generator)
 
 
 def _uniform(
@@ -99,7 +101,7 @@ def _uniform(
     device: torch.device,
     generator: torch.Generator | None,
 ) -> Tensor:
-    if generator is None:  # see draw_seed
+    if generator is None:  # see _seeds
         return torch.rand(shape, dtype=dtype, device=device)
     return torch.rand(shape, dtype=dtype, device=device, generator=generator)
 
