@@ -4,7 +4,7 @@ The torch path in float64 on the same draws is the reference, as in test_kernels
 small sizes through every branch. Compiling takes most of the time here, a second or two for each
 variant of a kernel, so sizes and options repeat where they can.
 
-The environment variable DISCRETEGRAD_SOAK sets the number of calls of the soak (default 2000).
+The environment variable DISCRETEGRAD_SOAK sets the number of calls of the soak (default 4000).
 """
 
 import math
@@ -643,6 +643,7 @@ def test_mean_gradient_is_that_of_the_torch_path():
 
 SANITIZED = """
 import torch, discretegrad as dg
+from discretegrad import _linear_select
 torch.manual_seed(0)
 for shape in ((5, 7), (2, 2100), (2, 9000)):
     logits = torch.randn(*shape, device="cuda", requires_grad=True)
@@ -654,6 +655,10 @@ for shape in ((5, 7), (2, 2100), (2, 9000)):
     dg.bernoulli.reinmax(logits, tau, mask=mask, backend="triton").backward(g)
     index, handle = dg.gumbel_softmax_index(logits, backend="triton")
     dg.select(handle, torch.randn(shape[1], 3, device="cuda")).sum().backward()
+# rows in two parts, of 256 and 45 categories
+_linear_select._TILE_BYTES = 0
+tensors = [torch.randn(n, 8, device="cuda", requires_grad=True) for n in (5, 301, 301)]
+dg.linear_select(*tensors, backend="triton").sum().backward()
 torch.cuda.synchronize()
 print("finished")
 """
@@ -766,21 +771,44 @@ def broken_rules(case, z, gradient, g, mask) -> Tensor:
 
 
 # calls of one kind whose results are looked at together
-BURST = 10
+BURST = 50
+
+
+def soak_error(case: Case, results: list, seed: Tensor) -> Tensor:
+    """The error of a burst against the torch path, as a multiple of what is allowed.
+
+    All calls at once; of a sampler with noise the first, for which the seed is.
+    """
+    logits, z, gradient, g, tau, mask = zip(*results, strict=True)
+    if case.noisy:
+        draw = case.drawn(z[0])
+        expected = case.expected(logits[0], g[0], draw, tau[0], mask=mask[0], seed=seed)
+        return excess(gradient[0], expected, case.scale(g[0], draw, expected)).float()
+    draw, g = case.drawn(torch.stack(z)), torch.stack(g)
+    taus = tau[0]
+    if isinstance(taus, Tensor):
+        # one for all, or one for each row
+        taus = torch.stack(tau).view(BURST, *taus.shape, *[1] * (2 - taus.ndim))
+    masks = None if mask[0] is None else torch.stack(mask)
+    expected = case.expected(torch.stack(logits), g, draw, taus, mask=masks)
+    return excess(torch.stack(gradient), expected, case.scale(g, draw, expected)).float()
 
 
 def test_soak():
-    """Random small calls: cheap rules for all of them, the torch path for every fiftieth."""
-    bursts = -(-int(os.environ.get("DISCRETEGRAD_SOAK", "2000")) // BURST)
+    """Random small calls: cheap rules for all of them, and the torch path.
+
+    That is for every call of a sampler without noise, and for every fiftieth of the others.
+    """
+    bursts = -(-int(os.environ.get("DISCRETEGRAD_SOAK", "4000")) // BURST)
     choose = random.Random(0)
-    kinds = soak_kinds(max(1, min(bursts // 10, 80)), choose)
+    kinds = soak_kinds(max(1, min(bursts // 2, 80)), choose)
     pool = Pool(choose)
     generator, again = seeded(0, DEVICE), seeded(0, DEVICE)
     rules, errors = torch.zeros((), device=DEVICE), torch.zeros((), device=DEVICE)
     for burst in range(bursts):
         kind, rows = choose.choice(kinds), choose.choice(SOAK_ROWS)
         case = kind.case
-        if burst % 5 == 0:
+        if case.noisy:
             again.set_state(generator.get_state())
         results = []
         for _ in range(BURST):
@@ -789,19 +817,16 @@ def test_soak():
             z = case.sample(leaf, tau, mask=mask, generator=generator)
             if kind.given:
                 z = case.sample_at(leaf, case.drawn(z), tau, mask=mask)
-            results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0], g, mask, logits, tau))
-        stacked = [torch.stack(tensors) for tensors in list(zip(*results, strict=True))[:3]]
-        masks = torch.stack([mask for *_, mask, _, _ in results]) if kind.masked else None
-        rules = torch.maximum(rules, broken_rules(case, *stacked, masks))
-        if burst % 5 == 0:
-            # the first call, with the seed that it drew
-            seed = torch.randint(2**63 - 1, (1,), device=DEVICE, generator=again)
-            z, gradient, g, mask, logits, tau = results[0]
-            draw = case.drawn(z)
-            expected = case.expected(logits, g, draw, tau, mask=mask, seed=seed)
-            error = excess(gradient, expected, case.scale(g, draw, expected))
-            errors = torch.maximum(errors, error.float())
-        if burst % 100 == 99 or burst == bursts - 1:
+            gradient = torch.autograd.grad(z, leaf, g)[0]
+            results.append((logits, z.detach(), gradient, g, tau, mask))
+        _, *tensors, _, mask = zip(*results, strict=True)
+        masks = torch.stack(mask) if kind.masked else None
+        broken = broken_rules(case, *[torch.stack(tensor) for tensor in tensors], masks)
+        rules = torch.maximum(rules, broken)
+        # what the first call drew
+        seed = torch.randint(2**63 - 1, (1,), device=DEVICE, generator=again)
+        errors = torch.maximum(errors, soak_error(case, results, seed))
+        if burst % 20 == 19 or burst == bursts - 1:
             call = (burst + 1) * BURST
             assert rules.item() == 0, f"a rule is broken by {rules.item():.3g} up to call {call}"
             assert errors.item() <= 1, f"{errors.item():.3g} times what is allowed, call {call}"

@@ -400,6 +400,17 @@ def _value(h, w, e, a1, a0, b1, b0, METHOD: tl.constexpr, WRITES_E: tl.constexpr
 
 
 @triton.jit
+def _row_sum(lanes, sums, PART: tl.constexpr):
+    """The sum over a row; of a row in parts, whose one program has no others, with ``sums``."""
+    if PART == 0:
+        return tl.sum(lanes, 1, keep_dims=True)
+    elif PART == 1:
+        return tl.load(sums) + tl.sum(lanes)
+    else:
+        return tl.load(sums)
+
+
+@triton.jit
 def _gradient_kernel(
     logits, mask, gradient, tau_rows, result, at_draws, index, statistics, seed, sums,
     tau, gap, rows, n, first_column, inner,
@@ -423,7 +434,11 @@ def _gradient_kernel(
     WRITES_P: tl.constexpr = METHOD == REINMAX or not WRITES_E
     WRITES_Z: tl.constexpr = METHOD == REINMAX or METHOD >= MEAN_SECOND
     COUNTS: tl.constexpr = METHOD > GUMBEL_SOFTMAX
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = tl.program_id(0).to(tl.int64)
+    if PART == 0:
+        row = (row * ROWS + tl.arange(0, ROWS))[:, None]
+    # else numbers, not tensors of one element: those Triton would spread over the block in a layout
+    # of their own, which takes a hundred times as long as all the rest
     in_rows = row < rows
     logits += _row_offset(row, inner, logits_outer, logits_inner, SPLIT)
     gradient += _row_offset(row, inner, gradient_outer, gradient_inner, SPLIT)
@@ -499,26 +514,20 @@ def _gradient_kernel(
             sum_wh, sum_e, sum_eh, sum_h, count = _summands(
                 sum_wh, sum_e, sum_eh, sum_h, count, x, h, w, e, USES_E, COUNTS
             )
-    sum_e = tl.sum(sum_e, 1, keep_dims=True)
-    sum_eh = tl.sum(sum_eh, 1, keep_dims=True)
-    sum_ph = tl.sum(sum_wh, 1, keep_dims=True) * inverse_total
-    sum_h = tl.sum(sum_h, 1, keep_dims=True)
-    count = tl.sum(count, 1, keep_dims=True)
-    if PART > 0:
-        sum_e += tl.load(sums + row, mask=in_rows, other=1.0)
-        sum_eh += tl.load(sums + rows + row, mask=in_rows, other=0.0)
-        sum_ph += tl.load(sums + 2 * rows + row, mask=in_rows, other=0.0)
-        sum_h += tl.load(sums + 3 * rows + row, mask=in_rows, other=0.0)
-        count += tl.load(sums + 4 * rows + row, mask=in_rows, other=1.0)
+    sum_e = _row_sum(sum_e, sums + row, PART)
+    sum_eh = _row_sum(sum_eh, sums + rows + row, PART)
+    sum_wh = _row_sum(sum_wh, sums + 2 * rows + row, PART)
+    sum_h = _row_sum(sum_h, sums + 3 * rows + row, PART)
+    count = _row_sum(count, sums + 4 * rows + row, PART)
     if PART == 1:
-        tl.store(sums + row, sum_e, mask=in_rows)
-        tl.store(sums + rows + row, sum_eh, mask=in_rows)
-        tl.store(sums + 2 * rows + row, sum_ph, mask=in_rows)
-        tl.store(sums + 3 * rows + row, sum_h, mask=in_rows)
-        tl.store(sums + 4 * rows + row, count, mask=in_rows)
+        tl.store(sums + row, sum_e)
+        tl.store(sums + rows + row, sum_eh)
+        tl.store(sums + 2 * rows + row, sum_wh)
+        tl.store(sums + 3 * rows + row, sum_h)
+        tl.store(sums + 4 * rows + row, count)
     else:
         a1, a0, b1, b0, c = _coefficients(
-            sum_e, sum_eh, sum_ph, sum_h, count, inverse_tau, own_prob, own_e, at_draw,
+            sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, inverse_tau, own_prob, own_e, at_draw,
             METHOD, TEMPERED,
         )  # fmt: skip
         b1 *= inverse_total
