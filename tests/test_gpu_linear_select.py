@@ -160,6 +160,8 @@ def test_replayed_graphs_draw_anew(kernels_only, monkeypatch):
     assert not torch.equal(draws[1], draws[2])
 
 
+# of torch's own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_on_the_gpu(dtype, kernels_only, monkeypatch):
     cut(monkeypatch, 256, 1024, dtype)

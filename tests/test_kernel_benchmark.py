@@ -467,6 +467,8 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(ben
 
 
 @pytest.mark.gpu
+# of torch's own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_rehearsal_on_a_gpu(bench, tmp_path):
     arguments = ["--quick", "--only", "small", "index", "--output", str(tmp_path)]
     assert bench.kernels.main(arguments) == 0

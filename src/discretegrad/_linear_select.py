@@ -239,9 +239,14 @@ def _lacking(estimator: str, head: Tensor, table: Tensor) -> str:
     return ""
 
 
+# asked once: torch.compile of some versions cannot trace the question
+_AUTOCAST_DEVICES = frozenset(
+    kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
+)
+
+
 def _autocasts(device: torch.device) -> bool:
-    kind = device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return device.type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device.type)
 
 
 def _autocast(x: Tensor) -> Tensor:

@@ -527,8 +527,8 @@ def _gradient_kernel(
         tl.store(sums + 4 * rows + row, count)
     else:
         a1, a0, b1, b0, c = _coefficients(
-            sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, inverse_tau, own_prob, own_e, at_draw,
-            METHOD, TEMPERED,
+            sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, inverse_tau, own_prob, own_e,
+            at_draw, METHOD, TEMPERED,
         )  # fmt: skip
         b1 *= inverse_total
         b0 *= inverse_total
