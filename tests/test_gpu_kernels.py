@@ -791,7 +791,7 @@ def soaked(kind: Soaked, results: list, seed: Tensor) -> str:
         taus = torch.stack(tau).view(len(results), *taus.shape, *[1] * (2 - taus.ndim))
     draw = case.drawn(z)
     expected = case.expected(logits, g, draw, taus, mask=masks, seed=seed)
-    scale = case.scale(g, draw, expected)
+    scale = case.scale(g, draw, expected) * case.weight(logits, draw, taus, masks)
     worst = excess(gradient, expected, scale).item()
     if worst <= 1:
         return ""
