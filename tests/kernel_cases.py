@@ -92,9 +92,9 @@ class Case:
     def weight(self, logits: Tensor, draw: Tensor, tau=1.0, mask=None) -> Tensor | float:
         """What a rare draw multiplies the gradient by, and with it what that cancels from.
 
-        1 / (n p_k) of the mean baseline, along the last axis.
+        1 / (n p_k) of the mean baseline, along the last axis; a bit has nothing to cancel.
         """
-        if self.name != "mean_baseline":
+        if self.name != "mean_baseline" or not self.categorical:
             return 1.0
         logits = logits.double()
         if mask is not None:
