@@ -708,11 +708,15 @@ def soak_kinds(count: int, choose: random.Random) -> list[Soaked]:
     kinds = []
     for _ in range(count):
         case = choose.choice(CASES)
+        dtype = choose.choice((torch.float32, torch.float32, *DTYPES))
+        if case.name == "mean_baseline" and dtype == torch.float16:
+            # which a rare draw makes overflow, as it should
+            dtype = torch.bfloat16
         kinds.append(
             Soaked(
                 case,
                 choose.choice((1, 2, 3, 5, 8, 10, 17, 33, 65, 100, 129)),
-                choose.choice((torch.float32, torch.float32, *DTYPES)),
+                dtype,
                 choose.choice(("one", "number", "row", "tensor")),
                 choose.random() < 0.5,
                 choose.choice(("contiguous", "contiguous", "transposed", "steps", "shifted")),
@@ -829,7 +833,7 @@ def test_soak():
         _, *tensors, _, mask = zip(*results, strict=True)
         masks = torch.stack(mask) if kind.masked else None
         broken = broken_rules(case, *[torch.stack(tensor) for tensor in tensors], masks).item()
-        if broken > 0:
+        if broken != 0:  # or NaN
             faults.append(f"{kind}: a rule is broken by {broken:.3g}")
         # what the first call drew
         first_seed = torch.randint(2**63 - 1, (1,), device=DEVICE, generator=again)
