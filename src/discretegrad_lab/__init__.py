@@ -1,0 +1,1 @@
+"""The experiments that prove ``discretegrad``: whole sweeps as one tensor program."""

@@ -1,0 +1,246 @@
+"""Adam and RAdam for stacks: every member with its own rule, learning rate and step count.
+
+The rules are those of ``torch.optim.Adam`` and ``torch.optim.RAdam`` with torch's betas and eps and
+without weight decay. On a CPU and not compiled, they give every member bit for bit the parameters
+that ``torch.optim`` would; else they round differently in places.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import count
+from types import FunctionType
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+# below, kernels are so short that compilation takes longer than it saves
+_COMPILED_FROM = 2**20
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Scalars(NamedTuple):
+    """What the update of a member needs besides its tensors, (members, 1) each."""
+
+    alive: Tensor
+    """bool: whether the member is updated at all."""
+    is_radam: Tensor
+    """bool"""
+    rate: Tensor
+    """Learning rate."""
+    size: Tensor
+    """Minus the learning rate over the first bias correction: Adam's step."""
+    first: Tensor
+    """Bias correction of the mean."""
+    second: Tensor
+    """Bias correction of the root of the mean square."""
+    rectification: Tensor
+    """RAdam's factor for the variance of its step; 0 as long as the step is not adaptive."""
+
+
+State = tuple[Tensor, Tensor, Tensor]
+"""Parameter, running mean of the gradient, running mean of its square; (members, n) each."""
+
+
+# each operation rounds as the one of torch.optim that it stands for: do not simplify
+
+
+def adam(p: Tensor, m: Tensor, root: Tensor, s: Scalars) -> Tensor:
+    """The parameter after a step of Adam; ``root`` is that of the mean square."""
+    return torch.addcdiv(p, s.size * m, root / s.second + EPS)
+
+
+def radam(p: Tensor, m: Tensor, root: Tensor, s: Scalars) -> Tensor:
+    """The parameter after a step of RAdam."""
+    plain = m / s.first * s.rate
+    adaptive = plain * ((root + EPS).reciprocal() * s.second) * s.rectification
+    return p - torch.where(s.rectification > 0, adaptive, plain)
+
+
+def either(p: Tensor, m: Tensor, root: Tensor, s: Scalars) -> Tensor:
+    """The parameter after a step of the rule that its member follows."""
+    return torch.where(s.is_radam, radam(p, m, root, s), adam(p, m, root, s))
+
+
+RULES = {"adam": adam, "radam": radam, "either": either}
+
+
+def updated(rule: str, state: State, g: Tensor, s: Scalars) -> State:
+    """The state after a step with gradient ``g``, as if all members were alive; elementwise."""
+    p, m, v = state
+    m = torch.lerp(m, g, 1 - BETA1)
+    v = torch.addcmul(v * BETA2, g, g, value=1 - BETA2)
+    return RULES[rule](p, m, v.sqrt(), s), m, v
+
+
+def _apply(rule: str, states: Sequence[State], gradients: Sequence[Tensor], s: Scalars) -> None:
+    """A step of the living members, in place; one pass over the memory where compiled."""
+    for state, gradient in zip(states, gradients, strict=True):
+        new = updated(rule, state, gradient.reshape(state[0].shape), s)
+        for old_part, new_part in zip(state, new, strict=True):
+            torch.where(s.alive, new_part, old_part, out=old_part)
+
+
+def _advance(
+    steps: Tensor, alive: Tensor, is_radam: Tensor, rates: Tensor, table: Tensor
+) -> Scalars:
+    """Count a step of the living members; what follows from the counts."""
+    steps += alive
+    row = table[steps.clamp(max=len(table) - 1)]
+    first, second, rectification = row.float().unsqueeze(-1).unbind(1)
+    size = -rates / row[:, :1]
+    alive = alive.unsqueeze(-1)
+    return Scalars(alive, is_radam, rates.float(), size.float(), first, second, rectification)
+
+
+@lru_cache
+def corrections() -> Tensor:
+    """``first``, ``second`` and ``rectification`` of every step until they no longer change.
+
+    (steps, 3), float64. A table, since ``torch.optim`` has them from Python's floats: powers round
+    differently in torch, and differently on every device.
+    """
+    rows = [(1.0, 1.0, 0.0)]  # of members that never made a step
+    limit = 2 / (1 - BETA2) - 1
+    for step in map(float, count(1)):
+        first = 1 - BETA1**step
+        second = 1 - BETA2**step
+        rho = limit - 2 * step * (BETA2**step) / second
+        factor = 0.0
+        if rho > 5.0:
+            factor = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)) ** 0.5
+        rows.append((first, second**0.5, factor))
+        if first == 1 and second == 1 and rho == limit:
+            break
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+class Optimiser:
+    """One step of all members at a time.
+
+    A step asks nothing of the device, so it can be captured in a CUDA graph.
+
+    Args:
+        parameters: (members, ...) each, float32 and contiguous, on one device; updated in place.
+        kinds: "adam" or "radam" for each member.
+        learning_rates: One for each member.
+        compile: Whether ``torch.compile`` fuses the update of a parameter; by default it does so
+            for large stacks on a GPU.
+
+    Raises:
+        ValueError: If these do not fit together.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        kinds: Sequence[str],
+        learning_rates: Sequence[float],
+        *,
+        compile: bool | None = None,
+    ) -> None:
+        _check(parameters, kinds, learning_rates)
+        members = len(kinds)
+        device = next(iter(parameters.values())).device
+        self._shapes = {name: p.shape[1:] for name, p in parameters.items()}
+        # with two axes, what differs between members has one shape for all parameters
+        flat = {name: p.detach().view(members, -1) for name, p in parameters.items()}
+        self._states: dict[str, State] = {
+            name: (p, torch.zeros_like(p), torch.zeros_like(p)) for name, p in flat.items()
+        }
+        self._steps = torch.zeros(members, dtype=torch.int64, device=device)
+        self._rule = kinds[0] if len(set(kinds)) == 1 else "either"
+        self._is_radam = torch.tensor([[kind == "radam"] for kind in kinds], device=device)
+        self._rates = torch.tensor(
+            [[rate] for rate in learning_rates], dtype=torch.float64, device=device
+        )
+        self._table = corrections().to(device)
+        if compile is None:
+            size = sum(p.numel() for p in flat.values())
+            compile = device.type == "cuda" and size >= _COMPILED_FROM
+        # two functions: in one, every element would repeat the arithmetic of its member
+        self._advance = _compiled(_advance) if compile else _advance
+        self._apply = _compiled(_apply) if compile else _apply
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], alive: Tensor) -> None:
+        """Update the parameters.
+
+        Args:
+            gradients: One for each parameter, of its shape.
+            alive: bool, (members,). The other members keep their parameters and their state,
+                whatever their gradients are.
+        """
+        scalars = self._advance(self._steps, alive, self._is_radam, self._rates, self._table)
+        states = list(self._states.values())
+        self._apply(self._rule, states, [gradients[name] for name in self._states], scalars)
+
+    def state(self, member: int) -> dict[str, Tensor]:
+        """What a member needs to go on, besides its parameters; copies on the CPU."""
+        return {name: x.to("cpu", copy=True) for name, x in self._views(member).items()}
+
+    def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Go on from what ``state`` gave.
+
+        Raises:
+            ValueError: If it is of other parameters; nothing has changed then.
+        """
+        views = self._views(member)
+        expected = {name: tuple(x.shape) for name, x in views.items()}
+        found = {name: tuple(x.shape) for name, x in state.items()}
+        if found != expected:
+            raise ValueError(
+                f"expected the state of an optimiser with the shapes {expected}, got {found}; "
+                "load one that was saved with the same task and sizes"
+            )
+        for name, x in views.items():
+            x.copy_(state[name])
+
+    def _views(self, member: int) -> dict[str, Tensor]:
+        views = {"steps": self._steps[member]}
+        for name, (_, m, v) in self._states.items():
+            views[f"mean/{name}"] = m[member].view(self._shapes[name])
+            views[f"square/{name}"] = v[member].view(self._shapes[name])
+        return views
+
+
+def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    # Dynamo gives up on code that it has compiled for eight different stacks; a copy starts anew
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(copy, dynamic=False)
+
+
+def _check(
+    parameters: Mapping[str, Tensor], kinds: Sequence[str], learning_rates: Sequence[float]
+) -> None:
+    members = len(kinds)
+    if not (parameters and members):
+        raise ValueError("expected at least one parameter and one member, got none")
+    for kind in kinds:
+        if kind not in ("adam", "radam"):
+            raise ValueError(f"expected the optimiser adam or radam, got {kind!r}")
+    if len(learning_rates) != members:
+        raise ValueError(
+            f"expected a learning rate for each of {members} members, got {len(learning_rates)}"
+        )
+    for rate in learning_rates:
+        if not (math.isfinite(rate) and rate > 0):
+            raise ValueError(f"expected positive learning rates, got {rate}")
+    device = next(iter(parameters.values())).device
+    for name, p in parameters.items():
+        if p.shape[:1] != (members,):
+            raise ValueError(
+                f"expected {name} of shape ({members}, ...), the members first, "
+                f"got {tuple(p.shape)}"
+            )
+        if p.dtype != torch.float32 or p.device != device or not p.is_contiguous():
+            raise ValueError(
+                f"expected {name} contiguous, in float32 and on {device}, got strides "
+                f"{p.stride()}, {p.dtype} on {p.device}; move the model before you make this"
+            )

@@ -1,0 +1,1 @@
+"""What the lab trains, one file each."""

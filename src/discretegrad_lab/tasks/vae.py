@@ -1,0 +1,220 @@
+r"""The categorical VAE of the paper, on grey images.
+
+An encoder 784-512-256-MN gives the logits of M latent variables with N categories each, a decoder
+MN-256-512-784 the logits of the pixels. The loss of an image x is its negative ELBO with one
+sample z of q = softmax(logits) and the uniform prior,
+
+$$\mathrm{BCE}(\mathrm{decoder}(z), x) + \sum q \log q + M \log N .$$
+
+The pixels are grey values in [0, 1], so the cross entropy is no proper likelihood. The sampling is
+what an estimator has to differentiate; the second and third term have an ordinary gradient.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from ..config import Vae
+from ..data import Images, load_mnist
+from ..estimators import Sampler, category_at
+from ..noise import Noise
+from ..stacked import generators, mlp
+
+PIXELS = 784
+HIDDEN = (512, 256)
+TEST_EVERY = 10
+"""Epochs from one pass over the test images to the next."""
+
+_TEST_BATCH = 200
+_TRAIN_IMAGES = 60_000
+# the streams of random numbers besides the one of training
+_ORDER, _TEST, _PICTURES = 1, 2, 3
+
+
+class VaeTask:
+    """All members' networks with the images.
+
+    Args:
+        runs: One for each member.
+        device: Where everything is.
+        data: The directory of the data sets, see ``discretegrad_lab.data``.
+        images: Others than those of the data set.
+    """
+
+    loss_name = "train"
+    one_thread = False
+
+    def __init__(
+        self,
+        runs: Sequence[Vae],
+        device: torch.device,
+        data: Path | None = None,
+        *,
+        images: Images | None = None,
+    ) -> None:
+        run = runs[0]
+        seeds = [one.seed for one in runs]
+        self._noise = Noise(seeds, device)
+        # of its own, so that nothing else changes what training draws
+        self._aside = Noise(seeds, device)
+        self._sampler = Sampler(runs, self._noise)
+        images = load_mnist(data) if images is None else images
+        if len(images.train) < run.batch:
+            raise ValueError(
+                f"expected a batch of at most the {len(images.train)} training images, "
+                f"got {run.batch}"
+            )
+        self._train, self._test = images.train.to(device), images.test.to(device)
+        self.steps_per_epoch = len(images.train) // run.batch
+        self._epochs, self._members = run.epochs, len(runs)
+        self._latents, self._categories = run.latents, run.categories
+
+        starts = generators(seeds)
+        encoder, decoder = _sizes(run)
+        self._encoder = mlp(starts, encoder).to(device)
+        self._decoder = mlp(starts, decoder).to(device)
+        self.parameters: dict[str, Tensor] = {
+            f"{name}.{part}": parameter
+            for name, network in (("encoder", self._encoder), ("decoder", self._decoder))
+            for part, parameter in network.named_parameters()
+        }
+
+        # which images a step takes; both stay where they are, so that a graph can read them
+        shape = (self._members, self.steps_per_epoch, run.batch)
+        self._order = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @classmethod
+    def bytes_per_member(cls, run: Vae) -> int:
+        """An upper guess of the device memory that one more member takes."""
+        encoder, decoder = _sizes(run)
+        weights = sum((a + 1) * b for sizes in (encoder, decoder) for a, b in pairwise(sizes))
+        # parameters, gradients and two moments
+        model = 4 * 4 * weights
+        # a layer's result, its rectified form and a gradient; the pixels' and the latent ones
+        # pass through several more steps of the loss and of the estimator
+        activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
+        # the order of the images, with the random numbers and the copies that sorting takes
+        return model + activations + (8 + 32) * _TRAIN_IMAGES
+
+    @property
+    def learned(self) -> list[Tensor]:
+        """No estimator learns anything here."""
+        return []
+
+    def learn(self, gradients: Iterable[Tensor]) -> None:
+        """Nothing, see ``learned``."""
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Those that training draws from."""
+        return self._noise.generators
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the images in each member's own new order, and start the random numbers.
+
+        Images that do not fill a batch are left out of the epoch.
+        """
+        self._aside.begin(epoch, _ORDER)
+        # stable: images with equal numbers are in one order on every device
+        order = self._aside.uniform(len(self._train)).argsort(dim=1, stable=True)
+        self._order.copy_(order[:, : self._order[0].numel()].view_as(self._order))
+        self._step.zero_()
+        self._noise.begin(epoch)
+
+    def losses(self) -> Tensor:
+        """The mean negative ELBO of the next batch, (members,)."""
+        x = self._next_batch()
+        logits = self._encode(x)
+        out = self._decode(self._sampler(logits))
+        self._noise.next_step()
+        return negative_elbo(out, x, logits)
+
+    @torch.no_grad()
+    def evaluate(self, epoch: int) -> dict[str, Tensor]:
+        """The mean negative ELBO of the test images, or NaN between the epochs that have it."""
+        total = torch.zeros(self._members, dtype=torch.float64, device=self._test.device)
+        if epoch % TEST_EVERY and epoch != self._epochs:
+            return {"test": total.fill_(torch.nan)}
+        self._aside.begin(epoch, _TEST)
+        for images in self._test.split(_TEST_BATCH):
+            x = _grey(images).expand(self._members, -1, -1)
+            logits = self._encode(x)
+            total += len(images) * negative_elbo(self._decode(self._draw(logits)), x, logits)
+        return {"test": total / len(self._test)}
+
+    @torch.no_grad()
+    def reconstructions(self, member: int, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and the decoder's mean for one sample of each, in [0, 1].
+
+        Args:
+            member: Whose networks.
+            images: (images, 784), from 0 to 255.
+        """
+        self._aside.begin(0, _PICTURES)
+        x = _grey(images.to(self._train.device))
+        means = self._decode(self._draw(self._encode(x.expand(self._members, -1, -1))))
+        return x, means[member].sigmoid()
+
+    def extra_state(self, member: int) -> dict[str, Tensor]:
+        """Nothing: order and random numbers follow from the seed and the epoch."""
+        return {}
+
+    def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Nothing, see ``extra_state``."""
+
+    def _next_batch(self) -> Tensor:
+        """(members, batch, 784); the step is counted on the device, where a graph can do it."""
+        index = self._order.index_select(1, self._step)
+        self._step.add_(1).remainder_(self.steps_per_epoch)
+        images = self._train.index_select(0, index.flatten())
+        return _grey(images).view(self._members, -1, PIXELS)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        """The logits, (members, batch, latents, categories)."""
+        logits: Tensor = self._encoder(x)
+        return logits.view(*x.shape[:2], self._latents, self._categories)
+
+    def _decode(self, z: Tensor) -> Tensor:
+        """The logits of the pixels, (members, batch, 784)."""
+        out: Tensor = self._decoder(z.flatten(-2))
+        return out
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """Samples without a gradient; no estimator matters to their distribution."""
+        cumulative = logits.softmax(-1).cumsum(-1)
+        uniform = self._aside.uniform(*logits.shape[1:-1], 1)
+        self._aside.next_step()
+        index = category_at(cumulative, uniform)
+        return one_hot(index, self._categories).to(logits.dtype)
+
+
+def negative_elbo(out: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+    """The mean over the batch, (members,).
+
+    Args:
+        out: The decoder's logits of the pixels, (members, batch, pixels).
+        x: The pixels, in [0, 1].
+        logits: Of the latent variables, (members, batch, latents, categories).
+    """
+    latents, categories = logits.shape[-2:]
+    reconstruction = binary_cross_entropy_with_logits(out, x, reduction="none").sum((1, 2))
+    q = logits.softmax(-1)
+    # 1e-10 as in the released code
+    divergence = (q * (q + 1e-10).log()).sum((1, 2, 3))
+    return (reconstruction + divergence) / x.shape[1] + latents * math.log(categories)
+
+
+def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The widths of the encoder's and the decoder's layers, from input to output."""
+    encoder = (PIXELS, *HIDDEN, run.latents * run.categories)
+    return encoder, encoder[::-1]
+
+
+def _grey(images: Tensor) -> Tensor:
+    return images.float() / 255

@@ -1,0 +1,219 @@
+"""Train many runs as one tensor program.
+
+Every parameter and activation has a leading member axis. A step of all members is one forward, one
+backward and one update; on a GPU it is captured as a CUDA graph and replayed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import discretegrad
+
+from .config import Run
+from .estimators import ESTIMATORS, in_order
+from .optimisers import Optimiser
+
+# steps of a CUDA graph: few replays are cheap, and a long graph takes long to capture
+_STEPS_OF_A_GRAPH = 20
+
+
+class Task(Protocol):
+    """A stacked model with its data."""
+
+    loss_name: str
+    """Of the mean training loss among the metrics."""
+    parameters: dict[str, Tensor]
+    """Leaves, (members, ...)."""
+    steps_per_epoch: int
+    one_thread: bool
+    """Whether its tensors are too small for several threads of a CPU, which would wait for each
+    other longer than they work, above all where other processes use the cores."""
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """One for each member, for estimators that draw numbers of their own."""
+
+    @property
+    def learned(self) -> list[Tensor]:
+        """What estimators learn besides; no member axis."""
+
+    def learn(self, gradients: Iterable[Tensor]) -> None:
+        """A step of those."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare an epoch, counted from 0: order of the data, random numbers."""
+
+    def losses(self) -> Tensor:
+        """The loss of the next step, (members,); no value of it may depend on other members."""
+
+    def evaluate(self, epoch: int) -> dict[str, Tensor]:
+        """Metrics after so many epochs, (members,) each."""
+
+    def extra_state(self, member: int) -> dict[str, Tensor]:
+        """What else must be kept to go on after an epoch."""
+
+    def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """The reverse."""
+
+
+def task_type(run: Run) -> Callable[..., Task]:
+    """The stacked model of a run."""
+    if run.task == "polynomial":
+        from .tasks.polynomial import PolynomialTask
+
+        return PolynomialTask
+    from .tasks.vae import VaeTask
+
+    return VaeTask
+
+
+class Stack:
+    """Runs that are trained together.
+
+    Args:
+        runs: Configurations that differ only in ``MEMBER_FIELDS``.
+        device: Where to train.
+        data: The directory of the data sets, see ``discretegrad_lab.data``.
+        graph: Whether to capture a step as a CUDA graph; on a GPU by default.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        device: torch.device | str = "cpu",
+        data: Path | None = None,
+        *,
+        graph: bool | None = None,
+    ) -> None:
+        if len({run.stack_key for run in runs}) != 1:
+            raise ValueError("expected runs that differ only in what members may differ in")
+        if len({run.identity for run in runs}) != len(runs):
+            raise ValueError("expected different runs, got one of them twice")
+        self.device = torch.device(device)
+        self.runs = tuple(in_order(runs))
+        self.epoch = 0
+        """How many epochs all members have done."""
+        self.epochs = runs[0].epochs
+        self.task: Task = task_type(runs[0])(self.runs, self.device, data)
+        self.steps_per_epoch = self.task.steps_per_epoch
+        self.optimiser = Optimiser(
+            self.task.parameters,
+            [run.optimiser for run in self.runs],
+            [run.learning_rate for run in self.runs],
+        )
+        members = len(self.runs)
+        self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)
+        """The step, from 1, whose loss was the first that is not finite; -1 if there is none."""
+        self._step = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._total = torch.zeros(members, dtype=torch.float64, device=self.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._steps_of_a_graph = _largest_divisor(self.steps_per_epoch, _STEPS_OF_A_GRAPH)
+        self._captures = self.device.type == "cuda" if graph is None else graph
+
+    def advance(self) -> dict[str, list[float]]:
+        """Train for one epoch; metrics by name, one number for each member, NaN if it diverged."""
+        with _settings(self.runs[0].tf32, one_thread=self.task.one_thread):
+            self.task.begin_epoch(self.epoch)
+            self._step.fill_(self.epoch * self.steps_per_epoch)
+            if self._captures and self._graph is None:
+                self._graph = self._capture()
+                self.task.begin_epoch(self.epoch)
+            self._total.zero_()
+            if self._graph is None:
+                for _ in range(self.steps_per_epoch):
+                    self._train()
+            else:
+                for _ in range(self.steps_per_epoch // self._steps_of_a_graph):
+                    self._graph.replay()
+            self.epoch += 1
+            metrics = {self.task.loss_name: self._total / self.steps_per_epoch}
+            metrics |= self.task.evaluate(self.epoch)
+            alive = self.diverged < 0
+            return {
+                name: torch.where(alive, values.double(), torch.nan).tolist()
+                for name, values in metrics.items()
+            }
+
+    def _train(self) -> None:
+        parameters = self.task.parameters
+        learned = self.task.learned
+        losses = self.task.losses()
+        gradients = torch.autograd.grad(losses.sum(), [*parameters.values(), *learned])
+        self._step += 1
+        losses = losses.detach()
+        first = ~losses.isfinite() & (self.diverged < 0)
+        torch.where(first, self._step, self.diverged, out=self.diverged)
+        self._total += losses
+        own = dict(zip(parameters, gradients[: len(parameters)], strict=True))
+        self.optimiser.step(own, self.diverged < 0)
+        if learned:
+            self.task.learn(gradients[len(parameters) :])
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Some steps as a graph; what the steps before it change is put back."""
+        before = [self.state(member) for member in range(len(self.runs))]
+        steps = self._step.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._train()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        for run, generator in zip(self.runs, self.task.generators, strict=True):
+            if ESTIMATORS[run.estimator].draws_itself:
+                graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            for _ in range(self._steps_of_a_graph):
+                self._train()
+        for member, state in enumerate(before):
+            self.load_state(member, state)
+        self._step.copy_(steps)
+        return graph
+
+    def state(self, member: int) -> dict[str, Tensor]:
+        """All that a member needs to go on after the last epoch, on the CPU."""
+        found = {f"parameters/{n}": x[member].detach() for n, x in self.task.parameters.items()}
+        found["diverged"] = self.diverged[member]
+        found |= {f"optimiser/{n}": x for n, x in self.optimiser.state(member).items()}
+        found |= {f"task/{n}": x for n, x in self.task.extra_state(member).items()}
+        return {name: x.to("cpu", copy=True).contiguous() for name, x in found.items()}
+
+    @torch.no_grad()
+    def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state``; set ``epoch`` once all members have theirs."""
+        for name, x in self.task.parameters.items():
+            x[member] = state[f"parameters/{name}"].to(x.device)
+        self.diverged[member] = state["diverged"].to(self.device)
+        self.optimiser.load_state(member, _part("optimiser", state))
+        self.task.load_extra(member, _part("task", state))
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+def _part(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = name + "/"
+    return {key.removeprefix(start): x for key, x in state.items() if key.startswith(start)}
+
+
+@contextmanager
+def _settings(tf32: bool, *, one_thread: bool) -> Iterator[None]:
+    """Global switches of torch and the library for the time of an epoch."""
+    precision, threads = torch.backends.cuda.matmul.allow_tf32, torch.get_num_threads()
+    checks = discretegrad.set_checks("never")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    if one_thread:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = precision
+        torch.set_num_threads(threads)
+        discretegrad.set_checks(checks)

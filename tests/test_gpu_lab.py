@@ -1,0 +1,148 @@
+"""Stacks on a CUDA device: graphs, and what must not depend on them or on other members."""
+
+import pytest
+import torch
+
+from discretegrad.kernels.uniform import fill
+from discretegrad_lab.config import Polynomial, Vae
+from discretegrad_lab.data import Images
+from discretegrad_lab.estimators import ESTIMATORS
+from discretegrad_lab.noise import Noise
+from discretegrad_lab.tasks.vae import VaeTask
+from discretegrad_lab.trainer import Stack
+
+pytestmark = [
+    pytest.mark.gpu,
+    # of torch's own compiler
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
+
+
+def polynomial(estimator, **fields):
+    small = {"latents": 6, "batch": 8, "steps_per_epoch": 5, "epochs": 4, "draws": 3}
+    return Polynomial(estimator=estimator, **(small | fields))
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """A small data set instead of MNIST."""
+    generator = torch.Generator().manual_seed(0)
+    train, test = (
+        torch.randint(256, (n, 784), generator=generator, dtype=torch.uint8) for n in (400, 100)
+    )
+    whole = VaeTask.__init__
+
+    def small(self, runs, device, data=None):
+        whole(self, runs, device, images=Images(train, test))
+
+    monkeypatch.setattr(VaeTask, "__init__", small)
+
+
+def vae(estimator, **fields):
+    fields = {"categories": 4, "latents": 3, "batch": 20, "epochs": 4, "draws": 3} | fields
+    return Vae(estimator=estimator, **fields)
+
+
+def trained(runs, epochs=2, graph=None):
+    stack = Stack(runs, "cuda", graph=graph)
+    return stack, [stack.advance() for _ in range(epochs)]
+
+
+def assert_same(stack, other, run, tolerance=1e-5):
+    one, two = (s.state(s.runs.index(run)) for s in (stack, other))
+    for name, x in one.items():
+        torch.testing.assert_close(two[name], x, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_the_kernel_gives_the_numbers_of_another_device():
+    """Those of the interpreter, frozen."""
+    numbers = torch.empty(2, 5, device="cuda")
+    seeds = torch.tensor([5, 2**62 + 3], device="cuda")
+    fill(numbers, seeds, torch.tensor([9], device="cuda"), 2)
+    torch.testing.assert_close(numbers.cpu(), torch.tensor(FROZEN), rtol=0, atol=0)
+
+
+FROZEN = [
+    [
+        0.6578639149665833,
+        0.8486143946647644,
+        0.058899641036987305,
+        0.2773810625076294,
+        0.6194037199020386,
+    ],
+    [
+        0.8379082083702087,
+        0.8863314390182495,
+        0.025615453720092773,
+        0.11855769157409668,
+        0.8999399542808533,
+    ],
+]
+
+
+def test_numbers_of_a_member_do_not_depend_on_others():
+    alone, together = Noise([7], "cuda"), Noise([3, 7, 9], "cuda")
+    for noise in (alone, together):
+        noise.begin(4)
+    for _ in range(3):
+        assert torch.equal(alone.uniform(5, 2)[0], together.uniform(5, 2)[1])
+        assert torch.equal(alone.exponential(5)[0], together.exponential(5, members=slice(1, 2))[0])
+        alone.next_step()
+        together.next_step()
+
+
+@pytest.mark.parametrize("make", [polynomial, vae])
+def test_a_graph_trains_as_single_steps_do(make, images):
+    names = ESTIMATORS if make is polynomial else SAMPLERS
+    runs = [make(name, seed=seed, tau=0.8 + 0.3 * seed) for name in names for seed in (0, 1)]
+    captured, metrics = trained(runs)
+    eager, same = trained(runs, graph=False)
+    assert captured._graph is not None
+    assert eager._graph is None
+    for run in runs:
+        assert_same(captured, eager, run)
+    for row, other in zip(metrics, same, strict=True):
+        for name, values in row.items():
+            assert values == pytest.approx(other[name], rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("make", [polynomial, vae])
+@pytest.mark.parametrize("name", ["reinmax", "stgs", "gr-mck"])
+def test_a_member_alone_and_in_a_stack(make, name, images):
+    one = make(name, seed=3, tau=0.9)
+    others = [make(other, seed=seed, tau=1.2) for other in SAMPLERS for seed in (3, 4)]
+    assert_same(trained([one])[0], trained([*others, one])[0], one, 1e-4)
+
+
+def test_a_stack_goes_on_where_it_was(images):
+    runs = [vae(name, seed=seed) for name in SAMPLERS for seed in (0, 1)]
+    whole, metrics = trained(runs, 4)
+    half, _ = trained(runs, 2)
+    again = Stack(runs, "cuda")
+    for member in range(len(runs)):
+        again.load_state(member, half.state(member))
+    again.epoch = 2
+    later = [again.advance() for _ in range(2)]
+    for run in runs:
+        assert_same(whole, again, run)
+    for row, other in zip(later, metrics[2:], strict=True):
+        for name, values in row.items():
+            assert values == pytest.approx(other[name], rel=1e-4, nan_ok=True)
+
+
+def test_a_member_that_diverges_in_a_graph():
+    runs = [polynomial("reinmax", seed=seed) for seed in range(3)]
+    clean, _ = trained(runs)
+    stack = Stack(runs, "cuda")
+    with torch.no_grad():
+        stack.task.parameters["logits"][1] = torch.nan
+    metrics = [stack.advance() for _ in range(2)]
+    assert stack.diverged.tolist() == [-1, 1, -1]
+    for member in (0, 2):
+        assert_same(clean, stack, stack.runs[member])
+    assert all(row["loss"][1] != row["loss"][1] for row in metrics)

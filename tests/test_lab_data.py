@@ -1,0 +1,391 @@
+"""The search for data sets, their checksums, the idx format and downloads, on small fakes."""
+
+import dataclasses
+import errno
+import gzip
+import hashlib
+import os
+import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from discretegrad_lab import data
+
+SHAPES = {
+    "train-images-idx3-ubyte.gz": (6, 28, 28),
+    "train-labels-idx1-ubyte.gz": (6,),
+    "t10k-images-idx3-ubyte.gz": (4, 28, 28),
+    "t10k-labels-idx1-ubyte.gz": (4,),
+}
+TRAIN, TEST = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"
+
+
+def idx(shape, content=None, magic=None):
+    """A compressed idx file; by default with random pixels that its shape decides."""
+    if content is None:
+        generator = torch.Generator().manual_seed(sum(shape))
+        content = bytes(torch.randint(256, shape, generator=generator).flatten().tolist())
+    start = bytes((0, 0, 8, len(shape))) if magic is None else magic
+    return gzip.compress(start + struct.pack(f">{len(shape)}I", *shape) + content, mtime=0)
+
+
+CONTENT = {name: idx(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """MNIST with a few images, no data directory but an empty cache, and no proxy."""
+    files = tuple(
+        data.IdxFile(name, SHAPES[name], hashlib.sha256(content).hexdigest())
+        for name, content in CONTENT.items()
+    )
+    # nothing listens there
+    fake = data.DataSet("mnist", files, ("http://127.0.0.1:9/",))
+    monkeypatch.setattr(data, "DATA_SETS", {"mnist": fake})
+    monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    return fake
+
+
+def put(directory, **changed):
+    """A whole data directory, but for the ``changed`` contents; None leaves a file out."""
+    folder = directory / "mnist"
+    folder.mkdir(parents=True)
+    for name, content in (CONTENT | changed).items():
+        if content is not None:
+            (folder / name).write_bytes(content)
+    return directory
+
+
+def states(directory=None):
+    return {report.file: report.state for report in data.check(directory)}
+
+
+def test_images_are_those_of_the_files(tmp_path):
+    images = data.load_mnist(put(tmp_path / "here"))
+    for found, name in ((images.train, TRAIN), (images.test, TEST)):
+        assert found.dtype == torch.uint8
+        assert found.shape == (SHAPES[name][0], 784)
+        assert bytes(found.flatten().tolist()) == gzip.decompress(CONTENT[name])[16:]
+
+
+def test_labels_are_not_needed_for_the_images(tmp_path):
+    here = put(tmp_path / "here", **{name: None for name in SHAPES if "labels" in name})
+    assert len(data.load_mnist(here).train) == 6
+
+
+def test_option_comes_before_environment_before_cache(tmp_path, monkeypatch):
+    option, named = tmp_path / "option", tmp_path / "named"
+    monkeypatch.setenv("DISCRETEGRAD_DATA", str(named))
+    cache = tmp_path / "cache" / "discretegrad"
+    assert data.directories(option) == [option, named, cache]
+    put(cache)
+    assert {report.path.parents[1] for report in data.check(option)} == {cache}
+    put(named)
+    assert {report.path.parents[1] for report in data.check(option)} == {named}
+    put(option)
+    assert {report.path.parents[1] for report in data.check(option)} == {option}
+    assert {report.path.parents[1] for report in data.check()} == {named}
+
+
+@pytest.mark.parametrize("cache", [None, "", "relative/cache"])
+def test_cache_is_below_the_home_directory_by_default(monkeypatch, cache):
+    monkeypatch.setenv("HOME", "/somewhere")
+    if cache is None:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("DISCRETEGRAD_DATA", "")
+    assert data.directories() == [Path("/somewhere/.cache/discretegrad")]
+    monkeypatch.setenv("DISCRETEGRAD_DATA", "~/data")
+    assert data.directories()[0] == Path("/somewhere/data")
+
+
+def test_a_missing_file_is_named_with_the_places_and_the_command(tmp_path, monkeypatch):
+    option, named = put(tmp_path / "option", **{TEST: None}), tmp_path / "named"
+    monkeypatch.setenv("DISCRETEGRAD_DATA", str(named))
+    with pytest.raises(data.DataError) as error:
+        data.load_mnist(option)
+    message = str(error.value)
+    assert f"mnist/{TEST}" in message
+    for place in (option, named, tmp_path / "cache" / "discretegrad"):
+        assert str(place) in message
+    assert "got none; run `discretegrad data fetch mnist`" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CONTENT[TRAIN][:-9], CONTENT[TRAIN] + b"\0", b"", CONTENT[TEST]],
+    ids=["truncated", "longer", "empty", "another file"],
+)
+def test_a_damaged_file_is_found_and_not_used(tmp_path, content):
+    here = put(tmp_path / "here", **{TRAIN: content})
+    assert states(here) == {**dict.fromkeys(SHAPES, "ok"), TRAIN: "damaged"}
+    with pytest.raises(data.DataError) as error:
+        data.load_mnist(here)
+    message = str(error.value)
+    assert f"{here / 'mnist' / TRAIN}, which is damaged ({len(content)} bytes" in message
+    assert "`discretegrad data fetch mnist`" in message
+
+
+def test_a_damaged_file_does_not_hide_a_whole_one(tmp_path):
+    here = put(tmp_path / "here", **{TRAIN: b"damaged"})
+    put(tmp_path / "cache" / "discretegrad")
+    assert len(data.load_mnist(here).train) == 6
+
+
+def test_the_first_damaged_file_is_the_one_reported(tmp_path):
+    here = put(tmp_path / "here", **{TRAIN: b"damaged"})
+    put(tmp_path / "cache" / "discretegrad", **{TRAIN: b"damaged, too"})
+    assert data.check(here)[0].path == here / "mnist" / TRAIN
+
+
+def test_a_data_directory_that_is_a_file_has_nothing(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    assert set(states(tmp_path / "file").values()) == {"missing"}
+
+
+def test_a_file_that_cannot_be_read_counts_as_damaged(tmp_path):
+    here = put(tmp_path / "here", **{TRAIN: None})
+    (here / "mnist" / TRAIN).mkdir()
+    report = data.check(here)[0]
+    assert (report.state, report.path) == ("damaged", here / "mnist" / TRAIN)
+    assert "cannot be read" in report.reason
+
+
+def test_check_reports_every_file_of_every_data_set(tmp_path, monkeypatch, small):
+    other = dataclasses.replace(small, name="other")
+    monkeypatch.setattr(data, "DATA_SETS", {"mnist": small, "other": other})
+    here = put(tmp_path / "here", **{TRAIN: b"damaged", TEST: None})
+    found = {(report.data_set, report.file): report.state for report in data.check(here)}
+    assert found == {
+        ("mnist", TRAIN): "damaged",
+        ("mnist", "train-labels-idx1-ubyte.gz"): "ok",
+        ("mnist", TEST): "missing",
+        ("mnist", "t10k-labels-idx1-ubyte.gz"): "ok",
+        **{("other", name): "missing" for name in SHAPES},
+    }
+    assert [report.path for report in data.check(here) if report.state == "missing"] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx((2, 3))[:-9], "whole gzip file"),
+        (b"no gzip", "whole gzip file"),
+        (gzip.compress(b""), r"begin like an idx file of bytes with 2 axes, got $"),
+        (idx((2, 3), magic=bytes((0, 0, 9, 2))), r"axes, got 00 00 09 02"),
+        (idx((2, 3, 1)), r"begin like .* 2 axes, got 00 00 08 03"),
+        (gzip.compress(bytes((0, 0, 8, 2, 0))), "hold 2 x 3 bytes, got 0 x 0"),
+        (idx((3, 2)), "hold 2 x 3 bytes, got 3 x 2"),
+        (idx((2, 3), b"12345"), "6 bytes after the header of name, got 5"),
+        (idx((2, 3), b"1234567"), "6 bytes after the header of name, got 7"),
+    ],
+    ids=[
+        "truncated",
+        "no gzip",
+        "empty",
+        "other type",
+        "more axes",
+        "half a header",
+        "other sizes",
+        "too short",
+        "too long",
+    ],
+)
+def test_a_wrong_idx_file_is_refused(content, message):
+    with pytest.raises(data.DataError, match=message):
+        data.read_idx(content, (2, 3), "name")
+
+
+def test_idx_is_read_in_the_order_of_its_axes():
+    assert data.read_idx(idx((2, 3), b"\0\1\2\3\4\xff"), (2, 3), "name").tolist() == [
+        [0, 1, 2],
+        [3, 4, 255],
+    ]
+
+
+class Server:
+    """Serves ``content``; ``announced`` is what it says the length of a file is."""
+
+    def __init__(self):
+        self.content, self.announced, self.asked = dict(CONTENT), {}, []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.removeprefix("/")
+                outer.asked.append(name)
+                if name not in outer.content:
+                    self.send_error(404)
+                    return
+                content = outer.content[name]
+                self.send_response(200)
+                self.send_header("Content-Length", outer.announced.get(name, len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(monkeypatch, small):
+    started = Server()
+    use(monkeypatch, small, started.address)
+    yield started
+    started.close()
+
+
+def use(monkeypatch, small, *sources):
+    monkeypatch.setitem(data.DATA_SETS, "mnist", dataclasses.replace(small, sources=sources))
+
+
+def files(directory):
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())
+
+
+def test_fetch_downloads_what_can_be_loaded(tmp_path, server):
+    assert [path.name for path in data.fetch("mnist", tmp_path / "new")] == list(SHAPES)
+    assert files(tmp_path / "new") == sorted(SHAPES)
+    assert set(states(tmp_path / "new").values()) == {"ok"}
+    assert len(data.load_mnist(tmp_path / "new").test) == 4
+
+
+def test_fetch_goes_to_the_first_directory_of_the_search(tmp_path, monkeypatch, server):
+    data.fetch("mnist")
+    assert files(tmp_path / "cache" / "discretegrad" / "mnist") == sorted(SHAPES)
+    monkeypatch.setenv("DISCRETEGRAD_DATA", str(tmp_path / "named"))
+    data.fetch("mnist")
+    assert files(tmp_path / "named" / "mnist") == sorted(SHAPES)
+
+
+def test_fetch_keeps_what_is_whole_and_replaces_what_is_damaged(tmp_path, server):
+    here = put(tmp_path / "here", **{TRAIN: b"damaged", TEST: None})
+    assert [path.name for path in data.fetch("mnist", here)] == [TRAIN, TEST]
+    assert server.asked == [TRAIN, TEST]
+    assert set(states(here).values()) == {"ok"}
+
+
+def test_fetch_reports_its_progress(tmp_path, monkeypatch, server):
+    monkeypatch.setattr(data, "_AT_ONCE", 1000)
+    calls = []
+    data.fetch("mnist", tmp_path, lambda *call: calls.append(call))
+    for name, content in CONTENT.items():
+        mine = [(done, total) for file, done, total in calls if file == name]
+        assert [total for _, total in mine] == [len(content)] * -(-len(content) // 1000)
+        assert [done for done, _ in mine] == [*range(1000, len(content), 1000), len(content)]
+
+
+def test_the_next_source_is_tried(tmp_path, monkeypatch, small, server):
+    use(monkeypatch, small, "http://127.0.0.1:9/", server.address + "nothing/", server.address)
+    data.fetch("mnist", tmp_path)
+    assert set(states(tmp_path).values()) == {"ok"}
+
+
+def test_what_every_source_answered_is_in_the_error(tmp_path, monkeypatch, small, server):
+    use(monkeypatch, small, "http://127.0.0.1:9/", server.address + "nothing/")
+    with pytest.raises(data.DataError) as error:
+        data.fetch("mnist", tmp_path)
+    assert f"http://127.0.0.1:9/{TRAIN}: [Errno" in str(error.value)
+    assert f"{server.address}nothing/{TRAIN}: HTTP status 404" in str(error.value)
+
+
+def test_a_wrong_checksum_leaves_nothing_and_says_so(tmp_path, server):
+    server.content[TRAIN] = CONTENT[TEST]
+    with pytest.raises(data.DataError) as error:
+        data.fetch("mnist", tmp_path / "new")
+    message = str(error.value)
+    assert "wrong checksum, so what came was deleted" in message
+    assert hashlib.sha256(CONTENT[TEST]).hexdigest() in message
+    assert server.address + TRAIN in message
+    assert files(tmp_path / "new") == []
+
+
+def test_a_wrong_download_keeps_the_file_that_was_there(tmp_path, server):
+    here = put(tmp_path / "here", **{TRAIN: b"damaged, and somebody's"})
+    server.content[TRAIN] = b"wrong"
+    with pytest.raises(data.DataError, match="wrong checksum"):
+        data.fetch("mnist", here)
+    assert (here / "mnist" / TRAIN).read_bytes() == b"damaged, and somebody's"
+    assert files(here) == sorted(SHAPES)
+
+
+def test_a_connection_that_ends_early_leaves_nothing(tmp_path, server):
+    server.announced[TRAIN] = len(CONTENT[TRAIN]) + 5
+    with pytest.raises(data.DataError, match=r"ended after \d+ of \d+ bytes"):
+        data.fetch("mnist", tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path, server):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.fetch("mnist", tmp_path, interrupt)
+    assert files(tmp_path) == []
+
+
+def test_without_a_network_the_error_is_one_paragraph_and_nothing_changes(tmp_path):
+    with pytest.raises(data.DataError) as error:
+        data.fetch("mnist", tmp_path / "new")
+    message = str(error.value)
+    assert "http://127.0.0.1:9/" + TRAIN in message
+    assert "Connection refused" in message
+    assert str(tmp_path / "new" / "mnist" / TRAIN) in message
+    assert "\n" not in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path, server):
+    (tmp_path / "mnist").write_text("a file, no folder")
+    with pytest.raises(data.DataError, match="expected to write"):
+        data.fetch("mnist", tmp_path)
+    assert files(tmp_path) == ["mnist"]
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, server):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(data.os, "fsync", full)
+    with pytest.raises(data.DataError, match="No space left on device; make room"):
+        data.fetch("mnist", tmp_path)
+    assert files(tmp_path) == []
+    assert server.asked == [TRAIN]
+
+
+def test_an_unknown_data_set_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected a data set of mnist, got 'imagenet'"):
+        data.fetch("imagenet", tmp_path)
+
+
+REAL = os.environ.get("DISCRETEGRAD_DATA")
+
+
+@pytest.mark.skipif(not REAL, reason="DISCRETEGRAD_DATA names no data directory")
+def test_the_real_files(monkeypatch):
+    monkeypatch.undo()
+    assert len(data.DATA_SETS) > 1
+    found = {report for report in data.check() if report.data_set == "mnist"}
+    assert {report.state for report in found} == {"ok"}
+    images = data.load_mnist()
+    assert images.train.shape == (60000, 784)
+    assert images.test.shape == (10000, 784)
+    # the mean that everybody normalises MNIST with
+    assert images.train.float().mean().item() / 255 == pytest.approx(0.1307, abs=5e-5)

@@ -1,0 +1,335 @@
+"""Stacks: the random numbers of members, the polynomial task, training, going on, divergence."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+import discretegrad
+import philox_reference as philox
+from discretegrad.kernels.uniform import fill
+from discretegrad_lab.config import MEMBER_FIELDS, Polynomial, Vae, load_run
+from discretegrad_lab.estimators import ESTIMATORS, Sampler, in_order
+from discretegrad_lab.noise import Noise, mixed
+from discretegrad_lab.tasks.polynomial import PolynomialTask, best_loss
+from discretegrad_lab.trainer import Stack
+
+LEVEL = 1e-6
+SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
+CPU = torch.device("cpu")
+
+
+def run(estimator="reinmax", **fields):
+    """A short one on a small problem."""
+    small = {"latents": 6, "batch": 8, "steps_per_epoch": 5, "epochs": 4, "draws": 3}
+    return Polynomial(estimator=estimator, **(small | fields))
+
+
+# --- configurations
+
+
+def test_the_identity_is_the_hash_of_everything():
+    base = run()
+    assert base.identity == run().identity
+    others = [
+        run("st"), run(tau=1.1), run(seed=1), run(learning_rate=2e-3), run(optimiser="radam"),
+        run(power=1.5), run(latents=7), run(batch=9), run(epochs=5), run(target="spread"),
+        run(draws=4), run(tf32=True), run(steps_per_epoch=6),
+    ]  # fmt: skip
+    assert len({one.identity for one in [base, *others]}) == len(others) + 1
+    for one in others:
+        same = one.stack_key == base.stack_key
+        changed = {f for f, x in one.document().items() if x != base.document()[f]}
+        assert same == (changed <= set(MEMBER_FIELDS)), changed
+
+
+def test_a_configuration_survives_json():
+    for one in (run(), Vae(estimator="st", categories=10, latents=30)):
+        assert load_run(one.document()) == one
+
+
+def test_the_identity_is_the_same_for_ever():
+    """Else stored runs would be lost: a change of this test is a change of VERSION."""
+    assert Polynomial(estimator="reinmax").identity == "ea2b8c1dd26cd59a"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"estimator": "rienmax"}, "expected an estimator of reinmax, st"),
+        ({"optimiser": "sgd"}, "expected the optimiser adam or radam, got 'sgd'"),
+        ({"tau": 0.0}, "expected a positive number .float. as tau, got 0.0"),
+        ({"tau": float("nan")}, "as tau, got nan"),
+        ({"tau": 1}, "as tau, got 1"),
+        ({"learning_rate": -1.0}, "as learning_rate, got -1.0"),
+        ({"seed": -1}, "expected a seed from 0 to"),
+        ({"epochs": 0}, "expected a positive whole number as epochs, got 0"),
+        ({"batch": 2.5}, "expected a positive whole number as batch, got 2.5"),
+        ({"target": "c"}, "expected the target constant or spread, got 'c'"),
+        ({"power": -1.0}, "as power, got -1.0"),
+        ({"estimator": "rodeo", "batch": 7}, "expected an even batch for rodeo"),
+    ],
+)
+def test_wrong_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        run(**fields)
+
+
+def test_wrong_documents():
+    document = run().document()
+    with pytest.raises(ValueError, match="expected a configuration of version 1, got version 9"):
+        load_run(document | {"version": 9})
+    with pytest.raises(ValueError, match="expected a task of polynomial, vae, got 'chess'"):
+        load_run(document | {"task": "chess"})
+    with pytest.raises(ValueError, match="expected a configuration of the task polynomial"):
+        load_run(document | {"colour": "red"})
+
+
+# --- random numbers
+
+
+def test_the_kernel_fills_with_the_words_of_philox():
+    seeds = torch.tensor([5, 2**62 + 3, 7])
+    numbers = torch.full((3, 2050), -1.0)
+    fill(numbers, seeds, torch.tensor([9]), 2)
+    for row, seed in zip(numbers, seeds, strict=True):
+        element = torch.arange(2050)
+        word = philox.words(seed, element // 4, 9, 2)[element % 4, element]
+        assert torch.equal(row, ((word >> 8).double() / 2**24).float())
+
+
+def test_the_kernel_gives_other_numbers_for_other_steps_and_purposes():
+    seen = []
+    for step, purpose in ((0, 0), (1, 0), (0, 1)):
+        numbers = torch.empty(2, 100)
+        fill(numbers, torch.tensor([5, 6]), torch.tensor([step]), purpose)
+        seen += list(numbers)
+    for one, two in itertools.combinations(seen, 2):
+        assert (one == two).sum() < 3
+
+
+def test_numbers_of_a_member_do_not_depend_on_others():
+    alone, together = Noise([7], CPU), Noise([3, 7, 9], CPU)
+    for noise in (alone, together):
+        noise.begin(4)
+    for _ in range(3):
+        assert torch.equal(alone.uniform(5, 2)[0], together.uniform(5, 2)[1])
+        assert torch.equal(alone.exponential(5)[0], together.exponential(5, members=slice(1, 2))[0])
+
+
+def test_an_epoch_and_a_stream_have_their_own_numbers():
+    noise = Noise([7], CPU)
+    seen = []
+    for epoch, stream in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        noise.begin(epoch, stream)
+        seen.append(noise.uniform(50))
+    assert torch.equal(seen[0], seen[3])
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+
+
+def test_noise_is_distributed_as_it_says():
+    noise = Noise([1, 2], CPU)
+    noise.begin(0)
+    assert stats.kstest(noise.uniform(50_000).flatten(), "uniform").pvalue > LEVEL
+    assert stats.kstest(noise.exponential(50_000).flatten(), "expon").pvalue > LEVEL
+
+
+def test_mixed_numbers_differ_in_half_of_their_bits():
+    for numbers in ((0, 0), (7, 3), (2**31 - 1, 159)):
+        for other in ((numbers[0] + 1, numbers[1]), (numbers[0], numbers[1] + 1), numbers[::-1]):
+            if other != numbers:
+                bits = (mixed(*numbers) ^ mixed(*other)).bit_count()
+                assert 12 < bits < 51
+        assert 0 <= mixed(*numbers) < 2**63
+
+
+# --- samples
+
+
+def sampler_of(*runs):
+    noise = Noise([one.seed for one in runs], CPU)
+    noise.begin(0)
+    return Sampler(in_order(runs), noise)
+
+
+def test_frequencies_of_samples():
+    logits = torch.tensor([[0.3, -1.0, 1.2, 0.0], [2.0, 0.0, -3.0, 0.5]])
+    samples = sampler_of(run("reinmax", seed=1), run("st", seed=2))(logits, 40_000)
+    assert samples.shape == (2, 40_000, 4)
+    assert ((samples == 0) | (samples == 1)).all()
+    for member in range(2):
+        counts = samples[member].detach().sum(0)
+        expected = 40_000 * logits[member].softmax(-1)
+        assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > LEVEL
+
+
+PLAIN = {
+    "reinmax": discretegrad.reinmax_at,
+    "st": discretegrad.straight_through_at,
+    "gst-1.0": lambda x, index, tau: discretegrad.gapped_at(x, index, tau, gap=1.0),
+    "gst-p": lambda x, index, tau: discretegrad.gapped_at(x, index, tau, gap="p"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_members_have_the_gradient_of_their_estimator_and_temperature(name):
+    taus = (0.7, 1.3)
+    runs = [run(name, tau=tau, seed=seed) for seed, tau in enumerate(taus)] + [run("stgs", seed=5)]
+    runs = in_order(runs)
+    sampler = sampler_of(*runs)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 10, 4, generator=generator, requires_grad=True)
+    g = torch.randn(3, 10, 4, generator=generator)
+    samples = sampler(logits)
+    (actual,) = torch.autograd.grad(samples, logits, g)
+    for member, one in enumerate(runs):
+        if one.estimator == name:
+            leaf = logits[member].detach().requires_grad_()
+            plain = PLAIN[name](leaf, samples[member].argmax(-1), one.tau)
+            torch.testing.assert_close(
+                actual[member], torch.autograd.grad(plain, leaf, g[member])[0]
+            )
+
+
+def test_a_sampler_wants_samplers():
+    with pytest.raises(ValueError, match="expected estimators that make a sample, got rodeo"):
+        sampler_of(run(), run("rodeo"))
+
+
+# --- the polynomial problem
+
+
+@pytest.mark.parametrize("target", ["constant", "spread"])
+@pytest.mark.parametrize("power", [1.5, 2.0, 3.0])
+def test_the_table_of_distances_is_the_formula(power, target):
+    task = PolynomialTask([run(power=power, target=target)], CPU)
+    c = torch.full((6,), 0.45) if target == "constant" else (torch.arange(6) + 0.5) / 6
+    x = (torch.rand(50, 6, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    results = []
+    for function in (task._distance, lambda x: (x - c).abs().pow(power)):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        results.append((y.detach(), torch.autograd.grad(y.square().sum(), leaf)[0]))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_the_expected_loss_by_enumeration():
+    one = run(latents=4, power=1.5, target="spread")
+    task = PolynomialTask([one], CPU)
+    logits = task.parameters["logits"].detach()[0] + torch.randn(4, 2)
+    probs = logits.double().softmax(-1)
+    total = 0.0
+    for bits in itertools.product((0, 1), repeat=4):
+        probability = torch.stack([probs[i, 1 - bit] for i, bit in enumerate(bits)]).prod()
+        distance = sum(abs(bit - (i + 0.5) / 4) ** 1.5 for i, bit in enumerate(bits)) / 4
+        total += probability.item() * distance
+    assert task._expected(logits[None]).item() == pytest.approx(total, rel=1e-6)
+
+
+def test_the_best_loss():
+    assert best_loss(run()) == pytest.approx(0.45**2)
+    assert best_loss(run(target="spread", latents=2, power=2.0)) == pytest.approx(0.25**2)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_finds_the_optimum_of_an_easy_problem(name):
+    """Half of the way to the best loss or more, from a spread target that no bias can hide."""
+    one = run(name, target="spread", epochs=1, steps_per_epoch=150, learning_rate=0.05, batch=64)
+    stack = Stack([one])
+    start = stack.task.evaluate(0)["expected_loss"].item()
+    end = stack.advance()["expected_loss"][0]
+    best = best_loss(one)
+    assert end - best < 0.5 * (start - best)
+
+
+# --- training
+
+
+def trained(runs, epochs=2):
+    stack = Stack(runs)
+    metrics = [stack.advance() for _ in range(epochs)]
+    return stack, metrics
+
+
+def of_member(stack, metrics, one):
+    member = stack.runs.index(one)
+    return stack.state(member), [{k: v[member] for k, v in row.items()} for row in metrics]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_member_alone_and_in_a_stack(name):
+    one = run(name, seed=3, tau=0.9)
+    others = [run(other, seed=seed, tau=1.2) for other in ESTIMATORS for seed in (3, 4)]
+    together = of_member(*trained([*others, one]), one)
+    alone = of_member(*trained([one]), one)
+    for key, x in alone[0].items():
+        torch.testing.assert_close(together[0][key], x, rtol=1e-5, atol=1e-7)
+    for row, same in zip(alone[1], together[1], strict=True):
+        assert row == pytest.approx(same, rel=1e-5)
+
+
+def test_a_stack_goes_on_where_it_was():
+    runs = [run(name, seed=seed) for name in ESTIMATORS for seed in (0, 1)]
+    whole, metrics = trained(runs, 4)
+    half, _ = trained(runs, 2)
+    again = Stack(runs)
+    for member in range(len(runs)):
+        again.load_state(member, half.state(member))
+    again.epoch = 2
+    later = [again.advance() for _ in range(2)]
+    assert later == metrics[2:]
+    for member in range(len(runs)):
+        for key, x in whole.state(member).items():
+            assert torch.equal(again.state(member)[key], x), key
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_diverged_member_is_frozen_and_alone(number, monkeypatch):
+    runs = [run(seed=seed) for seed in range(3)]
+    clean, rows = trained(runs)
+    stack = Stack(runs)
+    losses, calls = stack.task.losses, itertools.count(1)
+
+    def broken():
+        values = losses()
+        return values * torch.tensor([1.0, number, 1.0]) if next(calls) >= 3 else values
+
+    monkeypatch.setattr(stack.task, "losses", broken)
+    before = Stack(runs)
+    monkeypatch.setattr(before.task, "steps_per_epoch", 2)
+    before.steps_per_epoch = 2
+    before.advance()
+    metrics = [stack.advance() for _ in range(2)]
+    assert stack.diverged.tolist() == [-1, 3, -1]
+    frozen = stack.state(1)["parameters/logits"]
+    assert torch.equal(frozen, before.state(1)["parameters/logits"])
+    for member in (0, 2):
+        assert torch.equal(
+            stack.state(member)["parameters/logits"], clean.state(member)["parameters/logits"]
+        )
+    for row, same in zip(metrics, rows, strict=True):
+        for name, values in row.items():
+            assert values[0] == same[name][0]
+            assert values[1] != values[1]
+
+
+def test_training_leaves_global_state_alone():
+    torch.manual_seed(0)
+    before, checks = torch.get_rng_state(), discretegrad.set_checks("auto")
+    threads = torch.get_num_threads()
+    trained([run(name) for name in ESTIMATORS], 1)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), before)
+    assert discretegrad.set_checks(checks) == "auto"
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_stacks_of_runs_that_do_not_fit():
+    with pytest.raises(ValueError, match="differ only in what members may differ in"):
+        Stack([run(), run(batch=9)])
+    with pytest.raises(ValueError, match="expected different runs, got one of them twice"):
+        Stack([run(), replace(run(), tau=1.0)])

@@ -1,0 +1,405 @@
+"""The stacked VAE against a plain one of ``torch.nn``, and members alone against a stack."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, kl_divergence
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, one_hot
+
+import oracles
+from discretegrad_lab import trainer
+from discretegrad_lab.config import Vae
+from discretegrad_lab.data import Images
+from discretegrad_lab.tasks import vae
+from discretegrad_lab.tasks.vae import VaeTask, negative_elbo
+
+CPU = torch.device("cpu")
+LATENTS, CATEGORIES, BATCH = 3, 4, 20
+# what sums of some hundred thousand float32 numbers in different orders may differ by
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
+
+def fake(train=500, test=230):
+    """Images of a blot each, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.rand(train + test, 2, 1, 1, generator=generator) * 20 + 4
+    y, x = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
+    distance = (y - centre[:, 0]) ** 2 + (x - centre[:, 1]) ** 2
+    images = (255 * torch.exp(-distance / 20)).to(torch.uint8).flatten(1)
+    return Images(images[:train], images[train:])
+
+
+IMAGES = fake()
+
+
+def run(estimator="reinmax", **fields):
+    settings = {"latents": LATENTS, "categories": CATEGORIES, "batch": BATCH, "epochs": 12}
+    return Vae(estimator=estimator, **(settings | fields))
+
+
+RUNS = [
+    run("reinmax", seed=3, tau=1.3),
+    run("reinmax", seed=5, tau=1.0),
+    run("st", seed=3, tau=1.4),
+    run("stgs", seed=7, tau=0.5),
+    run("gr-mck", seed=8, tau=0.5, draws=10),
+    run("gst-1.0", seed=9, tau=0.7),
+]
+BY_HAND = {"reinmax": oracles.reinmax, "st": oracles.straight_through, "gst-1.0": oracles.gapped}
+
+
+def task_of(*runs, images=IMAGES):
+    return VaeTask(runs, CPU, images=images)
+
+
+def train(task, steps, epoch=0, rate=1e-3):
+    """The losses of the first steps of an epoch with Adam, (steps, members)."""
+    optimiser = torch.optim.Adam(task.parameters.values(), lr=rate)
+    task.begin_epoch(epoch)
+    history = []
+    for _ in range(steps):
+        losses = task.losses()
+        optimiser.zero_grad()
+        losses.sum().backward()
+        optimiser.step()
+        history.append(losses.detach())
+    return torch.stack(history)
+
+
+class Plain(nn.Module):
+    """The model as anybody would write it."""
+
+    def __init__(self, seed):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.encoder = nn.Sequential(
+                nn.Linear(784, 512),
+                nn.ReLU(),
+                nn.Linear(512, 256),
+                nn.ReLU(),
+                nn.Linear(256, LATENTS * CATEGORIES),
+            )
+            self.decoder = nn.Sequential(
+                nn.Linear(LATENTS * CATEGORIES, 256),
+                nn.ReLU(),
+                nn.Linear(256, 512),
+                nn.ReLU(),
+                nn.Linear(512, 784),
+                nn.Sigmoid(),
+            )
+
+    def forward(self, images, index, estimator, tau):
+        x = images.float() / 255
+        logits = self.encoder(x).view(-1, LATENTS, CATEGORIES)
+        z = BY_HAND[estimator](logits, index, tau)
+        mean = self.decoder(z.flatten(1))
+        reconstruction = binary_cross_entropy(mean, x, reduction="sum")
+        prior = Categorical(logits=torch.zeros(CATEGORIES))
+        divergence = kl_divergence(Categorical(logits=logits), prior).sum()
+        return (reconstruction + divergence) / len(images)
+
+
+def recording(task, monkeypatch):
+    """What the task samples, appended to a list."""
+    found, sampler = [], task._sampler
+
+    def record(logits):
+        found.append(sampler(logits))
+        return found[-1]
+
+    monkeypatch.setattr(task, "_sampler", record)
+    return found
+
+
+def test_loss_and_gradient_are_those_of_a_plain_model(monkeypatch):
+    runs = [one for one in RUNS if one.estimator in BY_HAND]
+    task = task_of(*runs)
+    samples = recording(task, monkeypatch)
+    task.begin_epoch(0)
+    # the second step, so that the batch is not the first one
+    task.losses()
+    losses = task.losses()
+    gradients = dict(
+        zip(
+            task.parameters,
+            torch.autograd.grad(losses.sum(), task.parameters.values()),
+            strict=True,
+        )
+    )
+    for member, one in enumerate(runs):
+        model = Plain(one.seed)
+        images = IMAGES.train[task._order[member, 1]]
+        loss = model(images, samples[1][member].argmax(-1), one.estimator, one.tau)
+        loss.backward()
+        torch.testing.assert_close(losses[member], loss.detach(), **CLOSE)
+        plain = dict(model.named_parameters())
+        assert list(plain) == list(task.parameters)
+        for name, parameter in plain.items():
+            assert torch.equal(task.parameters[name][member], parameter), name
+            torch.testing.assert_close(
+                gradients[name][member], parameter.grad, rtol=1e-3, atol=1e-5, msg=name
+            )
+
+
+def test_a_member_alone_and_in_a_stack_agree():
+    stack = task_of(*RUNS)
+    together = train(stack, 20)
+    # they are different runs, so that a mix-up would be seen
+    assert torch.pdist(together.T).min() > 0.1
+    for member, one in enumerate(RUNS):
+        alone = task_of(one)
+        torch.testing.assert_close(train(alone, 20)[:, 0], together[:, member], **CLOSE)
+        for name, parameter in alone.parameters.items():
+            torch.testing.assert_close(
+                parameter[0], stack.parameters[name][member], rtol=1e-3, atol=1e-4, msg=name
+            )
+
+
+def test_divergence_by_enumeration(generator):
+    logits = torch.randn(2, 5, LATENTS, CATEGORIES, dtype=torch.float64, generator=generator)
+    out = torch.randn(2, 5, 6, dtype=torch.float64, generator=generator)
+    x = torch.rand(2, 5, 6, dtype=torch.float64, generator=generator)
+    q = logits.softmax(-1)
+    expected = torch.zeros(2, 5, dtype=torch.float64)
+    for code in itertools.product(range(CATEGORIES), repeat=LATENTS):
+        joint = q[..., range(LATENTS), code].prod(-1)
+        expected += joint * (joint.log() - math.log(CATEGORIES**-LATENTS))
+    bits = -(x * out.sigmoid().log() + (1 - x) * (-out).sigmoid().log()).sum(-1)
+    torch.testing.assert_close(negative_elbo(out, x, logits), (bits + expected).mean(1))
+
+
+def test_a_certain_latent_variable_has_a_finite_loss_and_gradient():
+    logits = torch.tensor([[[[200.0, 0.0, -200.0, 0.0]]]], requires_grad=True)
+    loss = negative_elbo(torch.zeros(1, 1, 784), torch.zeros(1, 1, 784), logits)
+    assert loss.item() == pytest.approx(784 * math.log(2) + math.log(4), rel=1e-6)
+    assert torch.autograd.grad(loss.sum(), logits)[0].abs().max() < 1e-6
+
+
+def batches(task, epoch):
+    """The images of an epoch's batches, (members, steps, batch, 784), as a step sees them."""
+    task.begin_epoch(epoch)
+    return torch.stack([task._next_batch() for _ in range(task.steps_per_epoch)], 1)
+
+
+def numbered(count):
+    """Images whose first two pixels tell their number."""
+    pixels = torch.zeros(count, 784, dtype=torch.uint8)
+    pixels[:, 0], pixels[:, 1] = torch.arange(count) // 200, torch.arange(count) % 200
+    return Images(pixels, pixels[:1])
+
+
+def test_every_image_comes_once_in_an_epoch_in_an_order_of_its_own():
+    task = task_of(run(seed=1), run(seed=2), images=numbered(500))
+    orders = []
+    for epoch in range(3):
+        pixels = (batches(task, epoch) * 255).round().long()
+        numbers = pixels[..., 0] * 200 + pixels[..., 1]
+        assert numbers.shape == (2, 25, 20)
+        orders += list(numbers.flatten(1))
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(500))
+    for one, other in itertools.combinations([torch.arange(500), *orders], 2):
+        assert (one == other).sum() < 20
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    stack = task_of(run(seed=1), run("st", seed=2), run("st", seed=1))
+    later = batches(stack, 4)
+    assert torch.equal(later[0], later[2])
+    alone = task_of(run(seed=2))
+    assert torch.equal(batches(alone, 4)[0], later[1])
+    assert not torch.equal(batches(alone, 3)[0], later[1])
+    assert torch.equal(batches(alone, 4)[0], later[1])
+
+
+def test_pixels_are_from_zero_to_one():
+    pixels = torch.zeros(20, 784, dtype=torch.uint8)
+    pixels[:, 0], pixels[:, 1] = 255, 51
+    x = batches(task_of(run(), images=Images(pixels, pixels)), 0)
+    assert x.dtype == torch.float32
+    assert torch.equal(x[..., 0], torch.ones_like(x[..., 0]))
+    torch.testing.assert_close(x[..., 1], torch.full_like(x[..., 1], 0.2))
+
+
+def test_images_that_fill_no_batch_are_left_out():
+    task = task_of(run(), images=numbered(59))
+    assert task.steps_per_epoch == 2
+    assert len(batches(task, 0).flatten(0, 2).unique(dim=0)) == 40
+    # what a graph does when it warms up must not leave the buffer
+    for _ in range(5):
+        task._next_batch()
+
+
+def test_an_epoch_begun_anew_is_the_same():
+    task = task_of(run(seed=1), run("stgs", seed=2))
+    task.begin_epoch(3)
+    first = [task.losses(), task.losses()]
+    task.evaluate(10)
+    task.begin_epoch(3)
+    assert torch.equal(torch.stack([task.losses(), task.losses()]), torch.stack(first))
+    task.begin_epoch(4)
+    assert not torch.isclose(task.losses(), first[0]).any()
+
+
+def test_samples_are_new_in_every_step_and_epoch(monkeypatch):
+    # all images are one, so whatever differs comes from the samples
+    images = Images(IMAGES.train[:1].expand(60, -1), IMAGES.test)
+    task = task_of(run(seed=1), run(seed=2), images=images)
+    steps, next_step = [], task._noise.next_step
+    monkeypatch.setattr(task._noise, "next_step", lambda: steps.append(next_step()))
+    losses = []
+    for epoch in range(3):
+        task.begin_epoch(epoch)
+        losses += [task.losses() for _ in range(3)]
+    # on a GPU this alone makes the numbers of a step new
+    assert len(steps) == 9
+    assert len(torch.cat(losses).unique()) == 18
+
+
+def test_evaluating_does_not_change_training():
+    quiet, busy = task_of(RUNS[0], RUNS[3]), task_of(RUNS[0], RUNS[3])
+    quiet.begin_epoch(0)
+    busy.begin_epoch(0)
+    for _ in range(3):
+        assert torch.equal(quiet.losses(), busy.losses())
+        busy.evaluate(10)
+        busy.reconstructions(0, IMAGES.test[:3])
+
+
+def test_the_test_is_every_ten_epochs_and_at_the_end():
+    task = task_of(run(epochs=12), images=fake(20, 7))
+    tested = [n for n in range(1, 13) if task.evaluate(n)["test"].isfinite().all()]
+    assert tested == [10, 12]
+
+
+def test_the_test_is_over_all_test_images():
+    task = task_of(run(seed=1), run(seed=2))
+    with torch.no_grad():
+        # all latent variables are certain: nothing is random
+        task.parameters["encoder.4.bias"].view(2, LATENTS, CATEGORIES)[..., 1] = 1000
+    x = IMAGES.test.float() / 255
+    z = torch.zeros(LATENTS, CATEGORIES)
+    z[:, 1] = 1
+    found = task.evaluate(10)["test"]
+    for member, seed in enumerate((1, 2)):
+        out = Plain(seed).decoder[:-1](z.flatten()).expand(len(x), -1)
+        bits = binary_cross_entropy_with_logits(out, x, reduction="sum") / len(x)
+        expected = bits.item() + LATENTS * math.log(CATEGORIES)
+        assert found[member].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_test_does_not_depend_on_other_members_nor_on_the_estimator():
+    found = task_of(*RUNS).evaluate(10)["test"]
+    alone = torch.cat([task_of(one).evaluate(10)["test"] for one in RUNS])
+    torch.testing.assert_close(found, alone, rtol=1e-6, atol=0)
+    # members 0 and 2 have one seed: before any training they are one model
+    assert found[0].item() == pytest.approx(found[2].item(), rel=1e-6)
+    assert not torch.isclose(found[0], task_of(RUNS[0]).evaluate(12)["test"][0], rtol=1e-6)
+
+
+def test_samples_of_the_test_have_the_right_frequencies():
+    task = task_of(run(seed=1), run(seed=2))
+    task._aside.begin(0, 9)
+    logits = torch.tensor([[0.0, 1.0, -2.0, 0.5], [3.0, 0.0, 0.0, -torch.inf]])
+    count = 20_000
+    z = task._draw(logits[:, None, None].expand(2, count, 1, 4))
+    assert torch.equal(z, one_hot(z.argmax(-1), 4).float())
+    probs = logits.softmax(-1)
+    deviation = (probs * (1 - probs) / count).sqrt()
+    # 8 numbers; five deviations are left once in 200,000 seeds
+    assert ((z.mean((1, 2)) - probs).abs() <= 5 * deviation).all()
+
+
+def test_reconstructions_show_the_decoder(monkeypatch):
+    task = task_of(RUNS[0], RUNS[4])
+    train(task, 25)
+    images = IMAGES.test[:40]
+    draws, draw = [], task._draw
+
+    def record(logits):
+        draws.append((logits, draw(logits)))
+        return draws[-1][1]
+
+    monkeypatch.setattr(task, "_draw", record)
+    originals, means = task.reconstructions(1, images)
+    assert torch.equal(originals, images.float() / 255)
+    assert means.shape == (40, 784)
+    model = Plain(0)
+    logits, z = draws[0]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(task.parameters[name][1])
+        torch.testing.assert_close(logits[1].flatten(1), model.encoder(originals), **CLOSE)
+        torch.testing.assert_close(means, model.decoder(z[1].flatten(1)), **CLOSE)
+    again = task.reconstructions(1, images)[1]
+    assert torch.equal(means, again)
+
+
+def test_it_learns():
+    task = task_of(run("reinmax", seed=1, tau=1.3), run("stgs", seed=2))
+    first = train(task, 25)[0]
+    later = torch.cat([train(task, 25, epoch) for epoch in range(1, 8)])[-25:].mean(0)
+    x = IMAGES.train.float() / 255
+    without_a_code = binary_cross_entropy(x.mean(0).expand_as(x), x, reduction="sum") / len(x)
+    assert (first > 500).all()
+    assert (later < 0.85 * without_a_code).all()
+
+
+def test_a_stack_trains_it(monkeypatch):
+    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
+    names = ("st", 0), ("reinmax", 0), ("reinmax", 1)
+    runs = [run(name, seed=seed, epochs=2, batch=100) for name, seed in names]
+    stack = trainer.Stack(runs, "cpu")
+    first, second = stack.advance(), stack.advance()
+    assert set(first) == {"train", "test"}
+    assert all(map(math.isnan, first["test"]))
+    assert not any(map(math.isnan, second["test"]))
+    assert all(b < a for a, b in zip(first["train"], second["train"], strict=True))
+    # a run that goes on after an epoch
+    again = trainer.Stack(runs[:1], "cpu")
+    again.advance()
+    resumed = trainer.Stack(runs[:1], "cpu")
+    resumed.load_state(0, again.state(0))
+    resumed.epoch = 1
+    assert resumed.advance() == again.advance()
+
+
+@pytest.mark.parametrize("name", ["reinforce", "exact"])
+def test_an_estimator_that_makes_no_sample_is_refused(name):
+    with pytest.raises(ValueError, match=f"expected estimators that make a sample, got {name}"):
+        task_of(run(name))
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match="at most the 500 training images, got 501"):
+        task_of(run(batch=501))
+
+
+@pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
+@pytest.mark.parametrize(("categories", "latents"), [(8, 4), (10, 30), (64, 8)])
+def test_the_guess_of_the_memory(estimator, categories, latents):
+    one = run(estimator, categories=categories, latents=latents, batch=100)
+    task = task_of(one)
+    task.begin_epoch(0)
+    saved = {}
+
+    def keep(x):
+        storage = x.untyped_storage()
+        saved[storage.data_ptr()] = (storage.nbytes(), x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        losses = task.losses()
+    weights = {x.untyped_storage().data_ptr(): x.nbytes for x in task.parameters.values()}
+    kept = sum(size for place, (size, _) in saved.items() if place not in weights)
+    # parameters, gradient, two moments; what backward needs; the order of 60,000 images
+    least = 4 * sum(weights.values()) + kept + 60_000 * 8
+    assert losses.isfinite().all()
+    assert least < VaeTask.bytes_per_member(one) < 1.6 * least
