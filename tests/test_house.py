@@ -689,7 +689,7 @@ def test_changelog_keeps_to_its_format():
     assert {line.removeprefix("### ") for line in headings if line.startswith("### ")} <= kinds
 
 
-def test_wheel_holds_the_package_and_nothing_else(tmp_path, monkeypatch):
+def test_wheel_holds_the_packages_and_nothing_else(tmp_path, monkeypatch):
     from hatchling.build import build_wheel
 
     monkeypatch.chdir(ROOT)
@@ -698,7 +698,9 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path, monkeypatch):
         names = set(wheel.namelist())
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
         required = re.findall(r"^Requires-Dist: (.*)$", wheel.read(metadata).decode(), re.MULTILINE)
-    sources = {str(path.relative_to(SOURCE)) for path in [*MODULES, PACKAGE / "py.typed"]}
+    lab = [path for path in (SOURCE / "discretegrad_lab").rglob("*") if path.is_file()]
+    files = [*MODULES, PACKAGE / "py.typed", *(x for x in lab if x.suffix != ".pyc")]
+    sources = {str(path.relative_to(SOURCE)) for path in files}
     assert sources <= names
     assert {name for name in names - sources if ".dist-info/" not in name} == set()
     assert [line for line in required if "extra ==" not in line] == ["torch>=2.6"]

@@ -1,0 +1,1125 @@
+"""The command line ``discretegrad``.
+
+What it needs is imported where it is used: torch takes seconds, and help should not.
+"""
+
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from .config import Run
+    from .display import Json
+    from .execute import Estimate, Listener, Outcome
+    from .recipes import Recipe
+    from .results import Results
+    from .store import Store
+    from .tensorboard import EventFiles
+
+DONE, FAILED, USAGE, WORK_LEFT, INTERRUPTED = 0, 1, 2, 3, 130
+
+_EXIT_CODES = (
+    "[bold]Exit codes:[/] 0 done; 1 something failed, such as a damaged run or a check; 2 wrong "
+    "usage or input, nothing was changed; 3 work is left, because the budget ended or another "
+    "process has it; 130 interrupted, what was trained is saved."
+)
+_PAGE = "report.html"
+_PICTURE = "curves.png"
+_MOST_SEEDS = 100_000
+# far less than any run takes: a disk with less is full
+_ROOM = 1 << 20
+
+
+def _examples(*lines: str) -> str:
+    """The end of a help page."""
+    return "\n\n".join(["[bold]Examples:[/]", *(f"  [cyan]{x}[/]" for x in lines), _EXIT_CODES])
+
+
+app = typer.Typer(
+    name="discretegrad",
+    help=(
+        "Train and report the experiments of the ReinMax paper (arXiv:2304.08612), or a sweep of "
+        "your own choice.\n\nAn experiment is a [bold]recipe[/]: a list of training runs. Runs "
+        "that are alike are trained together as one tensor program. Each has a directory with its "
+        "configuration, metrics and checkpoint, so that a command that was stopped, or killed, "
+        "goes on where it was when it is given again."
+    ),
+    epilog=_examples(
+        "discretegrad list",
+        "discretegrad run polynomial-headline",
+        "discretegrad report polynomial-headline",
+        "discretegrad plot polynomial-headline",
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(
+    help="Fetch and check data sets.",
+    epilog=_examples("discretegrad data check", "discretegrad data fetch mnist"),
+    no_args_is_help=True,
+)
+app.add_typer(data_app, name="data")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+
+def _command(group: typer.Typer, name: str, *examples: str) -> Callable[[_Function], _Function]:
+    """Make a function a command whose help is its docstring and some examples."""
+
+    def register(function: _Function) -> _Function:
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        # some versions of typer keep the line breaks of a paragraph
+        text = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+        group.command(name, help=text, epilog=_examples(*examples))(function)
+        return function
+
+    return register
+
+
+class Engine(StrEnum):
+    """Who trains the stacks."""
+
+    local = "local"
+    ray = "ray"
+
+
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEEDS",
+        help="How many, such as 5 for 0 to 4, or which, such as 0-4,7; a single one is 7-7.",
+    ),
+]
+Estimators = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Some of them, such as reinmax,st.")
+]
+RunsDirectory = Annotated[
+    Path, typer.Option("--runs", metavar="DIR", help="Where the runs are kept.")
+]
+ResultsDirectory = Annotated[
+    Path,
+    typer.Option("--results", metavar="DIR", help="Tables and pages go to a folder in it."),
+]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Where to look for data sets first; then in $DISCRETEGRAD_DATA and the user's cache.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RECIPE", help="Names that `discretegrad list` shows."),
+]
+
+
+class Refused(Exception):
+    """A command that cannot be carried out; the message says why and what to do."""
+
+    def __init__(self, message: str, code: int = USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def _explaining(events: "Json | None" = None) -> Iterator[None]:
+    """Turn what a user can put right into a paragraph and an exit code."""
+    from .data import DataError
+    from .store import DamagedRun, NewerStore, StoreError
+
+    try:
+        yield
+        return
+    except Refused as error:
+        message, code = str(error), error.code
+    except (DataError, NewerStore) as error:
+        message, code = str(error), USAGE
+    except (DamagedRun, StoreError) as error:
+        message, code = str(error), FAILED
+    if events is not None:
+        events.event("error", message=message, exit_code=code)
+    _end(message, code)
+
+
+@contextlib.contextmanager
+def _checking_input() -> Iterator[None]:
+    """In here a ``ValueError`` is about what the user gave."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(f"discretegrad: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from discretegrad import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """What comes before a command."""
+
+
+# list
+
+
+@_command(app, "list", "discretegrad list")
+def list_recipes() -> None:
+    """List the experiments: what they reproduce, what they cost and which data they need."""
+    from .recipes import RECIPES
+
+    console = Console()
+    for recipe in RECIPES.values():
+        needed = ", ".join(recipe.data) or "none"
+        console.print(
+            Text(recipe.name, "bold"), Text(f" {_many(len(recipe.runs()), 'run')}, data: {needed}")
+        )
+        for line in (recipe.title, f"Reproduces {recipe.reproduces}; {recipe.cost}."):
+            console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+# run
+
+
+@_command(
+    app,
+    "run",
+    "discretegrad run polynomial-headline --dry-run",
+    "discretegrad run polynomial-curves --seeds 2 --estimators reinmax,st --device cpu",
+    "discretegrad run vae-10x30 --budget 9m --tensorboard events",
+    "discretegrad run polynomial-grids --engine ray --ray-address auto --runs /shared/runs",
+    "discretegrad run polynomial-headline --json | jq .event",
+)
+def run(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A name that `discretegrad list` shows.")
+    ],
+    seeds: Seeds = None,
+    estimators: Estimators = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU if there is one.")
+    ] = "auto",
+    runs: RunsDirectory = Path("runs"),
+    data: DataDirectory = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Save and stop in time, such as 90s, 9m or 1h30m."),
+    ] = None,
+    largest_stack: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done; changes nothing.")
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Train in this process or on a Ray cluster.")
+    ] = Engine.local,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Of a cluster, or auto; by default one is started."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard event files too.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
+    json_lines: Annotated[
+        bool,
+        typer.Option("--json", help="A JSON object for each event on stdout; the last is outcome."),
+    ] = False,
+) -> None:
+    """Train the runs of a recipe that are not trained yet.
+
+    Runs that are done are skipped and those that were begun go on, so the same command can be given
+    again at any time, and in several terminals at once.
+    """
+    from .display import Json
+
+    events = Json(sys.stdout) if json_lines else None
+    with _explaining(events):
+        with _checking_input():
+            wanted = _Wanted.of(
+                recipe, seeds, estimators, device, runs, data, budget, largest_stack, engine
+            )
+            if ray_address is not None and engine is not Engine.ray:
+                raise ValueError("expected --engine ray with --ray-address, got none; add it")
+            if engine is Engine.ray and importlib.util.find_spec("ray") is None:
+                raise ValueError(
+                    "expected the package ray for --engine ray, got none; install it with "
+                    '`pip install "discretegrad[ray]"`, or train with --engine local'
+                )
+            if quiet and json_lines:
+                raise ValueError("expected one of --quiet and --json, got both; choose one")
+        if dry_run:
+            _show_plan(wanted, events)
+            return
+        with _checking_input():
+            # the nodes of a cluster have their own
+            if ray_address is None:
+                wanted.check_data()
+            wanted.store.check_room(_ROOM)
+            event_files = _event_files(tensorboard)
+        began = time.perf_counter()
+        with _display(wanted, events, quiet) as listener:
+            outcome = _train(wanted, ray_address, [*listener, *event_files])
+        problems = [files.problem for files in event_files if files.problem]
+        code = _exit_code(outcome)
+        for problem in problems:
+            typer.echo(f"discretegrad: {problem}", err=True)
+        seconds = time.perf_counter() - began
+        if events is not None:
+            events.event("outcome", **_outcome_fields(outcome), seconds=seconds, exit_code=code)
+        else:
+            _summarise(wanted, outcome, seconds, quiet)
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a command line asks to train, checked."""
+
+    recipe: "Recipe"
+    runs: "list[Run]"
+    store: "Store"
+    device: str
+    data: Path | None
+    budget: float | None
+    largest_stack: int | None
+    engine: Engine
+
+    @classmethod
+    def of(
+        cls,
+        recipe: str,
+        seeds: str | None,
+        estimators: str | None,
+        device: str,
+        directory: Path,
+        data: Path | None,
+        budget: str | None,
+        largest_stack: int | None,
+        engine: Engine,
+    ) -> "_Wanted":
+        from .store import Store
+
+        chosen = find_recipe(recipe)
+        seconds = None if budget is None else parse_budget(budget)
+        runs = _runs(chosen, seeds, estimators)
+        if engine is Engine.local:
+            device = find_device(device)
+        elif device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"expected the device auto, cpu or cuda with --engine ray, got {device!r}; Ray "
+                "gives every stack a device of that kind"
+            )
+        return cls(chosen, runs, Store(directory), device, data, seconds, largest_stack, engine)
+
+    def check_data(self) -> None:
+        """Raise ``DataError`` if the recipe's data are missing or damaged."""
+        from .data import load_mnist
+
+        if "mnist" in self.recipe.data:
+            load_mnist(self.data)
+
+    def again(self) -> str:
+        """What other commands need to find these runs."""
+        place = "" if self.store.root == Path("runs") else f" --runs {self.store.root}"
+        return f"{self.recipe.name}{place}"
+
+
+def find_recipe(name: str) -> "Recipe":
+    """The recipe of a name; a wrong one gets a suggestion."""
+    from .recipes import RECIPES
+
+    if name not in RECIPES:
+        raise ValueError(
+            f"expected a recipe of {', '.join(RECIPES)}, got {name!r}; "
+            f"{_suggestion(name, RECIPES)}`discretegrad list` describes them"
+        )
+    return RECIPES[name]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``5`` as 0 to 4, ``0-4,7`` as it says."""
+    remedy = "give a number of seeds such as 5, or seeds such as 0-4,7"
+    if re.fullmatch(r"\d+", text.strip()):
+        ranges = [(0, int(text) - 1)]
+    else:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        matches = [re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", part) for part in parts]
+        if not matches or None in matches:
+            raise ValueError(f"expected seeds, got {text!r}; {remedy}")
+        ranges = [(int(m[1]), int(m[2] or m[1])) for m in matches if m]
+    if any(first > last for first, last in ranges):
+        raise ValueError(f"expected at least one seed in every part, got {text!r}; {remedy}")
+    if sum(last - first + 1 for first, last in ranges) > _MOST_SEEDS:
+        raise ValueError(f"expected at most {_MOST_SEEDS:,} seeds, got {text!r}; {remedy}")
+    seeds = [seed for first, last in ranges for seed in range(first, last + 1)]
+    return list(dict.fromkeys(seeds))
+
+
+def parse_estimators(text: str) -> list[str]:
+    """Names with commas between them; a wrong one gets a suggestion."""
+    from .estimators import ESTIMATORS
+
+    names = [part.strip().lower() for part in text.split(",") if part.strip()]
+    if not names:
+        raise ValueError(
+            f"expected estimators such as reinmax,st, got {text!r}; leave the option out for all"
+        )
+    for name in names:
+        if name not in ESTIMATORS:
+            raise ValueError(
+                f"expected estimators of {', '.join(ESTIMATORS)}, got {name!r}; "
+                f"{_suggestion(name, ESTIMATORS) or 'choose some of these'}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def parse_budget(text: str) -> float:
+    """``90s``, ``9m``, ``1.5h`` or ``1h30m`` in seconds."""
+    number = r"(\d+(?:\.\d+)?)"
+    match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    factors = (3600, 60, 1)
+    seconds = (
+        sum(float(part or 0) * factor for part, factor in zip(match.groups(), factors, strict=True))
+        if match
+        else 0.0
+    )
+    if not seconds > 0:
+        raise ValueError(
+            f"expected a time as --budget, got {text!r}; give it in seconds, minutes or hours, "
+            "such as 90s, 9m or 1h30m"
+        )
+    return seconds
+
+
+def find_device(name: str) -> str:
+    """A device that this machine has; auto is a GPU if there is one."""
+    import torch
+
+    from .environment import check_device
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(check_device(name))
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name.lower(), list(known), 1, 0.5)
+    return f"did you mean {nearest[0]}? " if nearest else ""
+
+
+def _runs(recipe: "Recipe", seeds: str | None, estimators: str | None) -> "list[Run]":
+    return recipe.runs(
+        None if seeds is None else parse_seeds(seeds),
+        None if estimators is None else parse_estimators(estimators),
+    )
+
+
+def _show_plan(wanted: _Wanted, events: "Json | None") -> None:
+    """What ``run`` would do."""
+    from .data import DataError
+    from .display import duration, size
+    from .execute import estimate
+
+    device = find_device("auto") if wanted.device == "auto" else wanted.device
+    with _checking_input():
+        plan = estimate(
+            wanted.runs, wanted.store, device=device, largest_stack=wanted.largest_stack
+        )
+    notes = _time_notes(wanted, plan, device)
+    try:
+        wanted.check_data()
+    except DataError as error:
+        notes.append(str(error))
+    if events is not None:
+        events.event("estimate", device=device, **_plan_fields(plan), notes=notes)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stack")
+    for heading in ("members", "from epoch", "steps", "memory", "time"):
+        table.add_column(heading, justify="right")
+    for stack in plan.stacks:
+        table.add_row(
+            _label(stack.runs),
+            f"{len(stack.runs):,}",
+            f"{stack.epoch}",
+            "?" if stack.steps is None else f"{stack.steps:,}",
+            size(stack.bytes),
+            "?" if stack.seconds is None else duration(stack.seconds),
+        )
+    console = Console()
+    if plan.stacks:
+        console.print(table)
+    seconds = _seconds(plan)
+    time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
+    lines = [
+        f"{wanted.recipe.name} on {device}: {_many(plan.members, 'run')} to train in "
+        f"{_many(len(plan.stacks), 'stack')}, {len(plan.done)} done before, "
+        f"{len(plan.damaged)} damaged.",
+        f"Memory: {size(plan.bytes)} for the largest stack. Time: {time_left}. "
+        "Nothing was changed.",
+        *notes,
+        *plan.damaged.values(),
+    ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _seconds(plan: "Estimate") -> float | None:
+    """Of all stacks, as far as known; others by their size, if one of the same task is known."""
+    work: dict[str, float] = {}
+    known: dict[str, tuple[float, float]] = {}
+    for stack in plan.stacks:
+        run = stack.runs[0]
+        one = float((stack.steps or run.epochs - stack.epoch) * stack.bytes)
+        work[run.task] = work.get(run.task, 0.0) + one
+        if stack.seconds is not None:
+            seconds, done = known.get(run.task, (0.0, 0.0))
+            known[run.task] = seconds + stack.seconds, done + one
+    if work.keys() - known.keys():
+        return None
+    return sum(known[task][0] / known[task][1] * amount for task, amount in work.items())
+
+
+def _time_notes(wanted: _Wanted, plan: "Estimate", device: str) -> list[str]:
+    measured = sum(stack.seconds is not None for stack in plan.stacks)
+    if measured == len(plan.stacks):
+        return []
+    if _seconds(plan) is not None:
+        return [f"The time is measured for {_many(measured, 'stack')} and scaled for the others."]
+    return [
+        f"No runs like these were trained on {device} yet, so their speed is not known. Train for "
+        f"a minute with `discretegrad run {wanted.again()} --budget 1m`, of which nothing is lost, "
+        "and ask again."
+    ]
+
+
+def _plan_fields(plan: "Estimate") -> dict[str, object]:
+    return {
+        "stacks": [
+            {
+                "runs": [one.identity for one in stack.runs],
+                "epoch": stack.epoch,
+                "steps": stack.steps,
+                "bytes": stack.bytes,
+                "seconds": stack.seconds,
+            }
+            for stack in plan.stacks
+        ],
+        "done": [one.identity for one in plan.done],
+        "damaged": {one.identity: reason for one, reason in plan.damaged.items()},
+        "members": plan.members,
+        "steps": plan.steps,
+        "bytes": plan.bytes,
+        "seconds": _seconds(plan),
+    }
+
+
+def _label(runs: "Sequence[Run]") -> str:
+    """The task of a stack, and the fields that are not as they are by default."""
+    from .config import MEMBER_FIELDS
+
+    run = runs[0]
+    changed = [
+        f"{one.name.replace('_', ' ')} {value}"
+        for one in fields(run)
+        if one.name not in MEMBER_FIELDS and (value := getattr(run, one.name)) != one.default
+    ]
+    return ", ".join([run.task, *changed])
+
+
+@contextlib.contextmanager
+def _display(wanted: _Wanted, events: "Json | None", quiet: bool) -> "Iterator[list[Listener]]":
+    """Whoever shows the progress: nobody, JSON lines, a board on a terminal, or plain lines."""
+    from .display import Board, Lines
+
+    if quiet:
+        yield []
+        return
+    shown: Json | Board | Lines
+    if events is not None:
+        shown = events
+    else:
+        console = Console(stderr=True)
+        shown = Board(console, wanted.budget) if console.is_terminal else Lines(sys.stderr)
+    with shown:
+        yield [shown]
+
+
+def _event_files(directory: Path | None) -> "list[EventFiles]":
+    if directory is None:
+        return []
+    from .tensorboard import EventFiles
+
+    return [EventFiles(directory)]
+
+
+def _train(wanted: _Wanted, address: str | None, listeners: "Sequence[Listener]") -> "Outcome":
+    import torch
+
+    from .display import Together
+
+    options: dict[str, Any] = {
+        "device": wanted.device,
+        "data": wanted.data,
+        "budget": wanted.budget,
+        "largest_stack": wanted.largest_stack,
+        "listener": Together(*listeners),
+    }
+    try:
+        if wanted.engine is Engine.ray:
+            from . import cluster
+
+            try:
+                return cluster.execute(wanted.runs, wanted.store.root, address=address, **options)
+            except cluster.ClusterError as error:
+                raise Refused(str(error), FAILED) from error
+        from .execute import execute
+
+        return execute(wanted.runs, wanted.store, **options)
+    except torch.OutOfMemoryError as error:
+        raise Refused(
+            f"expected memory for a single run on {wanted.device}, got: "
+            f"{str(error).splitlines()[0]} Stop what else uses it, or choose another --device",
+            FAILED,
+        ) from error
+
+
+def _exit_code(outcome: "Outcome") -> int:
+    if outcome.stopped_by not in (None, "budget"):
+        return INTERRUPTED
+    if outcome.damaged:
+        return FAILED
+    return WORK_LEFT if outcome.stopped or outcome.elsewhere else DONE
+
+
+_GROUPS = ("finished", "diverged", "already", "stopped", "elsewhere")
+
+
+def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
+    return {
+        **{name: [one.identity for one in getattr(outcome, name)] for name in _GROUPS},
+        "damaged": {one.identity: reason for one, reason in outcome.damaged.items()},
+        "stopped_by": outcome.stopped_by,
+        "complete": outcome.complete,
+    }
+
+
+def _summarise(wanted: _Wanted, outcome: "Outcome", seconds: float, quiet: bool) -> None:
+    from .display import duration
+
+    words = ("finished", "diverged", "done before", "left", "with another process")
+    parts = [
+        f"{len(getattr(outcome, name)):,} {word}"
+        for name, word in zip(_GROUPS, words, strict=True)
+        if getattr(outcome, name)
+    ]
+    if outcome.damaged:
+        parts.append(f"{len(outcome.damaged):,} damaged and left alone")
+    for reason in list(outcome.damaged.values())[:5]:
+        typer.echo(f"discretegrad: {reason}", err=True)
+    if quiet:
+        return
+    typer.echo(f"{wanted.recipe.name}: {', '.join(parts)}, in {duration(seconds)}.")
+    if outcome.stopped:
+        cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
+        typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
+    elif outcome.complete:
+        typer.echo(f"Next: discretegrad report {wanted.again()}")
+
+
+# report and plot
+
+
+@_command(
+    app,
+    "report",
+    "discretegrad report",
+    "discretegrad report polynomial-curves --seeds 10",
+    "discretegrad report --check",
+)
+def report(
+    recipes: Names = None,
+    seeds: Seeds = None,
+    estimators: Estimators = None,
+    runs: RunsDirectory = Path("runs"),
+    results: ResultsDirectory = Path("results"),
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only prove that the tables follow from the results there."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No tables here.")] = False,
+) -> None:
+    """Write what came out: tables beside the paper's numbers, claims, curves.
+
+    Goes from the stored runs to CSV, Markdown and an HTML page in a folder for each recipe. Without
+    names it takes the recipes that have a folder already and those whose runs are all done. Results
+    in the folder are kept where a run is not stored here, or is not done.
+    """
+    with _explaining():
+        if check:
+            _check_reports(recipes, results)
+            return
+        from .display import size
+        from .page import render
+        from .report import page, section, show, write
+        from .results import read, write_whole
+        from .results import write as write_results
+        from .store import Store
+
+        store = Store(runs)
+        with _checking_input(), _writing(results):
+            for recipe in _to_report(recipes, store, results):
+                folder = results / recipe.name
+                wanted = _runs(recipe, seeds, estimators)
+                found = _gather(recipe, wanted, store, folder)
+                write_results(found, folder)
+                write(folder)
+                # from the rounded numbers of the files, as a check would
+                found = read(folder)
+                write_whole(folder / _PAGE, render(page([found])))
+                if not quiet:
+                    show(section(found), Console())
+                    total = sum(path.stat().st_size for path in folder.iterdir())
+                    typer.echo(f"Wrote {folder} ({size(total)}); open {folder / _PAGE}")
+
+
+def _to_report(names: Sequence[str] | None, store: "Store", results: Path) -> "list[Recipe]":
+    from .recipes import RECIPES
+    from .results import RUNS
+
+    if names:
+        return [find_recipe(name) for name in dict.fromkeys(names)]
+    chosen = [
+        recipe
+        for recipe in RECIPES.values()
+        if (results / recipe.name / RUNS).exists()
+        or all(store.status(one, quick=True).done for one in recipe.runs())
+    ]
+    if not chosen:
+        raise ValueError(
+            f"expected a recipe whose runs are all done in {store.root}, or results in {results}, "
+            "got none; name a recipe to report what there is of it, or train one with "
+            "`discretegrad run`"
+        )
+    return chosen
+
+
+def _gather(recipe: "Recipe", runs: "Sequence[Run]", store: "Store", folder: Path) -> "Results":
+    """Stored runs; where one is not done, what the folder has of it."""
+    from .results import collect, read
+
+    found, before = collect(recipe, store, runs), read(folder)
+    done = {row.identity: row for row in before.rows if row.state in ("finished", "diverged")}
+    rows, curves = [], dict(found.curves)
+    for row in found.rows:
+        if row.state not in ("finished", "diverged") and row.identity in done:
+            row = done[row.identity]
+            curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
+        rows.append(row)
+    if all(row.state == "missing" for row in rows):
+        raise ValueError(
+            f"expected runs of {recipe.name} in {store.root}, got none; train them with "
+            f"`discretegrad run {recipe.name}`, or say where they are with --runs"
+        )
+    return replace(found, rows=tuple(rows), curves=curves)
+
+
+def _check_reports(names: Sequence[str] | None, results: Path) -> None:
+    from .page import render
+    from .report import check, page
+    from .results import RUNS, read
+
+    folders = sorted(path.parent for path in results.glob(f"*/{RUNS}"))
+    with _checking_input():
+        if names:
+            raise ValueError("expected no recipe with --check, which looks at all; leave it out")
+        if not folders:
+            raise ValueError(
+                f"expected results below {results}, got none; say where they are with --results"
+            )
+        difference = check(results)
+    if difference:
+        raise Refused(difference, FAILED)
+    for folder in folders:
+        path = folder / _PAGE
+        if path.exists() and path.read_text(encoding="utf-8") != render(page([read(folder)])):
+            raise Refused(
+                f"expected {folder.name}/{_PAGE} to follow from the results beside it, got another "
+                f"page; write it again with `discretegrad report {folder.name}`",
+                FAILED,
+            )
+    typer.echo(f"All tables of {_many(len(folders), 'recipe')} follow from their results.")
+
+
+@_command(app, "plot", "discretegrad plot", "discretegrad plot polynomial-curves --results results")
+def plot(
+    recipes: Names = None,
+    results: ResultsDirectory = Path("results"),
+) -> None:
+    """Draw the curves of a report as PNG files.
+
+    Takes the results that `discretegrad report` has written; without names all of them.
+    """
+    with _explaining():
+        if importlib.util.find_spec("matplotlib") is None:
+            raise Refused(
+                "expected the package matplotlib for plots, got none; install it with "
+                '`pip install "discretegrad[lab]"`'
+            )
+        from .page import Figure
+        from .recipes import RECIPES
+        from .report import section
+        from .results import RUNS, read
+
+        with _checking_input(), _writing(results):
+            names = dict.fromkeys(recipes or ()) or [
+                name for name in RECIPES if (results / name / RUNS).exists()
+            ]
+            if not names:
+                raise ValueError(
+                    f"expected results in {results}, got none; write them with "
+                    "`discretegrad report`"
+                )
+            chosen = [find_recipe(name) for name in names]
+            for recipe in chosen:
+                if not (results / recipe.name / RUNS).exists():
+                    raise ValueError(
+                        f"expected results in {results / recipe.name}, got none; write them with "
+                        f"`discretegrad report {recipe.name}`"
+                    )
+            # matplotlib writes a cache the first time
+            from .plots import draw
+
+            for recipe in chosen:
+                folder = results / recipe.name
+                items = section(read(folder)).items
+                draw([one for one in items if isinstance(one, Figure)], folder / _PICTURE)
+                typer.echo(f"Wrote {folder / _PICTURE}")
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            f"expected to write in {directory}, got: {error.strerror or error} "
+            f"({error.filename}); make room and see that you may write there, or choose another "
+            "directory with --results",
+            FAILED,
+        ) from error
+
+
+# data
+
+
+DataNames = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Data sets, such as mnist.")
+]
+
+
+@_command(data_app, "fetch", "discretegrad data fetch", "discretegrad data fetch mnist --data data")
+def fetch(
+    names: DataNames = None,
+    directory: DataDirectory = None,
+) -> None:
+    """Download data sets from their public sources; without names those that recipes need."""
+    from .data import DataError
+    from .data import fetch as fetch_data
+    from .recipes import RECIPES
+
+    with _explaining():
+        needed = dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.data)
+        with _checking_input():
+            chosen = [_data_set(name) for name in names or needed]
+        for name in chosen:
+            try:
+                with _bars() as tell:
+                    files = fetch_data(name, directory, tell)
+            except DataError as error:
+                raise Refused(str(error), FAILED) from error
+            for path in files:
+                typer.echo(f"fetched {path}")
+            if not files:
+                typer.echo(f"{name} is there already")
+
+
+@_command(data_app, "check", "discretegrad data check", "discretegrad data check mnist")
+def check_data(
+    names: DataNames = None,
+    directory: DataDirectory = None,
+) -> None:
+    """Verify the checksums of data sets; without names of all that there are."""
+    from .data import DATA_SETS, check
+
+    with _explaining():
+        with _checking_input():
+            chosen = [_data_set(name) for name in names or DATA_SETS]
+        found = [one for one in check(directory) if one.data_set in chosen]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for heading in ("data set", "file", "state", "where"):
+            table.add_column(heading, overflow="fold")
+        for one in found:
+            where = "" if one.path is None else f"{one.path} {one.reason}".strip()
+            table.add_row(*map(Text, (one.data_set, one.file, one.state, where)))
+        Console().print(table)
+        bad = dict.fromkeys(one.data_set for one in found if one.state != "ok")
+        if bad:
+            raise Refused(
+                f"expected whole data sets, got files of {' and '.join(bad)} that are missing or "
+                f"damaged; run `discretegrad data fetch {' '.join(bad)}`",
+                FAILED,
+            )
+
+
+def _data_set(name: str) -> str:
+    from .data import DATA_SETS
+
+    if name not in DATA_SETS:
+        raise ValueError(
+            f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}; "
+            f"{_suggestion(name, DATA_SETS) or 'choose one of these'}"
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _bars() -> "Iterator[Callable[[str, int, int | None], None] | None]":
+    """A bar for each file on a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield tell
+
+
+# doctor
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a machine has or lacks."""
+
+    what: str
+    found: str
+    advice: str = ""
+    """What to do about it; empty if it is fine."""
+    broken: bool = False
+    """Whether commands will fail because of it."""
+
+
+@_command(app, "doctor", "discretegrad doctor", "discretegrad doctor --runs /shared/runs")
+def doctor(
+    runs: RunsDirectory = Path("runs"),
+    data: DataDirectory = None,
+) -> None:
+    """Say what this machine can do, and what to do about what it cannot."""
+    findings = examine(runs, data)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_column("", no_wrap=True)
+    for _ in range(3):
+        table.add_column("", overflow="fold")
+    for one in findings:
+        sign = Text("✗", "red") if one.broken else Text("!", "yellow") if one.advice else Text("✓")
+        table.add_row(sign, *map(Text, (one.what, one.found, one.advice)))
+    Console().print(table)
+    broken = [one.what for one in findings if one.broken]
+    if broken:
+        _end(f"expected a machine that works, got trouble with {', '.join(broken)}", FAILED)
+
+
+def examine(runs: Path, data: Path | None) -> list[Finding]:
+    """Everything that matters to the commands."""
+    return [*_software(), *_hardware(), _disk(runs), *_data_found(data), *_packages()]
+
+
+def _software() -> Iterator[Finding]:
+    import torch
+
+    import discretegrad
+
+    yield Finding("discretegrad", discretegrad.__version__)
+    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
+    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
+    yield Finding("torch", f"{torch.__version__}, built {built}")
+
+
+def _hardware() -> Iterator[Finding]:
+    import torch
+
+    from .display import size
+    from .environment import device_name, free_memory
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(
+        "CPU",
+        f"{device_name('cpu')}, {_many(cores or 1, 'core')}, {torch.get_num_threads()} used by "
+        f"torch, {size(free_memory('cpu'))} of memory free",
+    )
+    if not torch.cuda.is_available():
+        remedy = (
+            "Install a driver and see that `nvidia-smi` works."
+            if torch.version.cuda
+            else "If this machine has one, install a torch that is built for CUDA."
+        )
+        yield Finding(
+            "GPU",
+            "none that torch can use",
+            "Training runs on the CPU: minutes for polynomial-headline, hours for the rest. "
+            + remedy,
+        )
+        yield Finding("TF32", "only on GPUs")
+        yield Finding("fused kernels", "only on GPUs; the CPU has its own path")
+        return
+    for number in range(torch.cuda.device_count()):
+        name = f"cuda:{number}"
+        total = torch.cuda.get_device_properties(number).total_memory
+        free = free_memory(name)
+        advice = "" if free > total / 2 else "Something else uses most of its memory."
+        found = f"{device_name(name)}, {size(free)} of {size(total)} free"
+        yield Finding(f"GPU {number}", found, advice)
+    capable = torch.cuda.get_device_capability() >= (8, 0)
+    yield Finding(
+        "TF32",
+        "can round products; recipes that allow it say so" if capable else "not on this GPU",
+        "" if capable else "Recipes that allow TF32 run in float32, and slower.",
+    )
+    yield _kernels()
+
+
+def _kernels() -> Finding:
+    """Whether a fused kernel compiles, runs and agrees with the torch path."""
+    import torch
+
+    import discretegrad
+
+    what = "fused kernels"
+    if importlib.util.find_spec("triton") is None:
+        return Finding(
+            what, "none", "Install triton (Linux) for them; without it training is slower."
+        )
+    gradients: list[torch.Tensor] = []
+    backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
+    try:
+        for backend in backends:
+            logits = torch.linspace(-1, 1, 640, device="cuda").view(64, 10).requires_grad_()
+            index = torch.arange(64, device="cuda") % 10
+            weights = torch.linspace(0, 1, 10, device="cuda")
+            sample = discretegrad.reinmax_at(logits, index, backend=backend)
+            gradients += torch.autograd.grad((sample * weights).sum(), logits)
+        torch.testing.assert_close(*gradients)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Finding(
+            what,
+            f"fail: {first}",
+            "Triton needs a C compiler and a torch of its own version; see that `gcc --version` "
+            "works and install both packages anew.",
+            broken=True,
+        )
+    return Finding(what, f"run (triton {metadata.version('triton')})")
+
+
+def _disk(runs: Path) -> Finding:
+    from .display import size
+
+    place = runs.absolute()
+    while not place.exists():
+        place = place.parent
+    what = "runs directory"
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return Finding(what, f"{runs}: cannot be written", "Choose another with --runs.", True)
+    free = shutil.disk_usage(place).free
+    # ten times the largest recipe
+    advice = "" if free > 10e9 else "Free some space, or choose another directory with --runs."
+    return Finding(what, f"{runs}: {size(free)} free", advice, broken=free < _ROOM)
+
+
+def _data_found(directory: Path | None) -> Iterator[Finding]:
+    from .data import DATA_SETS, check
+
+    reports = check(directory)
+    for name in DATA_SETS:
+        files = [one for one in reports if one.data_set == name]
+        bad = [one for one in files if one.state != "ok"]
+        if not bad:
+            places = dict.fromkeys(str(one.path.parent) for one in files if one.path)
+            yield Finding(f"data set {name}", ", ".join(places))
+        else:
+            states = dict.fromkeys(one.state for one in bad)
+            yield Finding(
+                f"data set {name}",
+                " and ".join(states),
+                f"`discretegrad data fetch {name}`, or say where it is with --data.",
+            )
+
+
+def _packages() -> Iterator[Finding]:
+    uses = {
+        "matplotlib": ("lab", "plots"),
+        "tensorboard": ("tensorboard", "--tensorboard"),
+        "ray": ("ray", "--engine ray"),
+    }
+    for name, (extra, use) in uses.items():
+        if importlib.util.find_spec(name) is None:
+            advice = f'For {use}: pip install "discretegrad[{extra}]"'
+            yield Finding(name, "not installed", advice)
+        else:
+            yield Finding(name, metadata.version(name))
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

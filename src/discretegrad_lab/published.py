@@ -1,0 +1,230 @@
+"""The numbers and the claims of the paper, with the place of each, and where they do not agree.
+
+Liu et al., "Bridging Discrete and Backpropagation: Straight-Through and Beyond", NeurIPS 2023,
+arXiv:2304.08612. Columns are called categories x latents, as there. The tables were read in the
+paper's LaTeX source, which has sections but no pages.
+"""
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import combinations
+from typing import Literal
+
+from .statistics import Summary
+
+Measure = Literal["train", "test"]
+AVERAGE = "average"
+# the candidates of Table 7
+OPTIMISERS = ("adam", "radam")
+LEARNING_RATES = (1e-3, 7e-4, 5e-4, 3e-4)
+TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+# what rounding to two places can hide
+_ROUNDING = 0.005
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: the negative ELBO on MNIST in nats."""
+
+    table: int
+    label: str
+    section: str
+    measure: Measure
+    chosen_by: Measure
+    """What the hyper-parameters were chosen by."""
+    estimator: str
+    column: str
+    value: float
+    spread: float | None
+    """The standard deviation over the runs; the averages have none."""
+    runs: int
+
+    @property
+    def summary(self) -> Summary:
+        """The number, as one of our own."""
+        return Summary(self.runs, self.value, math.nan if self.spread is None else self.spread)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The hyper-parameters that the paper's search found, Table 8."""
+
+    optimiser: Literal["adam", "radam"]
+    learning_rate: float
+    tau: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper."""
+
+    name: str
+    section: str
+    place: str
+    """The figure or table it speaks of."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Two numbers of the paper that cannot both be right."""
+
+    table: int
+    estimator: str
+    column: str
+    text: str
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The lines of a file in ``tables``."""
+    text = files("discretegrad_lab").joinpath("tables", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+@cache
+def cells() -> dict[tuple[int, str, str], Cell]:
+    """Tables 2, 9, 10 and 11: each number under its table, estimator and column."""
+    found = {}
+    for row in rows("mnist_vae.csv"):
+        key = int(row["table"]), row["estimator"], row["column"]
+        found[key] = Cell(
+            table=key[0],
+            label=row["label"],
+            section=row["section"],
+            measure="train" if row["measure"] == "train" else "test",
+            chosen_by="train" if row["chosen_by"] == "train" else "test",
+            estimator=key[1],
+            column=key[2],
+            value=float(row["value"]),
+            spread=float(row["spread"]) if row["spread"] else None,
+            runs=int(row["runs"]),
+        )
+    return found
+
+
+@cache
+def settings(column: str) -> dict[str, Setting]:
+    """What Table 8 says of a column, by estimator."""
+    found = {
+        row["estimator"]: Setting(
+            "radam" if row["optimiser"] == "radam" else "adam",
+            float(row["learning_rate"]),
+            float(row["tau"]),
+        )
+        for row in rows("hyperparameters.csv")
+        if row["column"] == column
+    }
+    if not found:
+        known = dict.fromkeys(row["column"] for row in rows("hyperparameters.csv"))
+        raise ValueError(f"expected a column of Table 8 ({', '.join(known)}), got {column!r}")
+    return found
+
+
+@cache
+def claims() -> dict[str, Claim]:
+    """What the paper says of its figures and tables, by our names for it."""
+    return {row["name"]: Claim(**row) for row in rows("claims.csv")}
+
+
+def doubts() -> list[Doubt]:
+    """Where the paper's numbers contradict each other.
+
+    Tables 2 and 9 are the train and the test side of the same runs, Tables 11 and 10 those of the
+    runs that are best on test. So an average follows from its columns; a number that was chosen for
+    is the better one; and where one side did not change, nor did the other.
+    """
+    found = [*_averages(), *_choices(), *_sides(), *_twins(), *_candidates()]
+    return sorted(found, key=lambda doubt: (doubt.table, doubt.estimator, doubt.column))
+
+
+def _averages() -> Iterator[Doubt]:
+    for (table, estimator, column), cell in cells().items():
+        if column == AVERAGE:
+            parts = [
+                other.value
+                for (t, e, c), other in cells().items()
+                if (t, e) == (table, estimator) and c != AVERAGE
+            ]
+            mean = sum(parts) / len(parts)
+            if abs(mean - cell.value) > 2 * _ROUNDING + 1e-9:
+                yield Doubt(
+                    table, estimator, column, f"{cell.value:.2f}; the columns give {mean:.3f}"
+                )
+
+
+def _choices() -> Iterator[Doubt]:
+    for measure, chosen, other in (("train", 2, 11), ("test", 10, 9)):
+        for (table, estimator, column), cell in cells().items():
+            rival = cells()[other, estimator, column]
+            # 104 and 104.02 are the same number with and without its decimals
+            if table == chosen and column != AVERAGE and cell.value > rival.value + 2 * _ROUNDING:
+                yield Doubt(
+                    table,
+                    estimator,
+                    column,
+                    f"{cell.value:.2f} was chosen by {measure}, yet Table {other} has "
+                    f"{rival.value:.2f}",
+                )
+
+
+def _sides() -> Iterator[Doubt]:
+    for (table, estimator, column), train in cells().items():
+        if table != 2 or column == AVERAGE:
+            continue
+        train_again, test, test_again = (cells()[t, estimator, column] for t in (11, 9, 10))
+        same_train = (train.value, train.spread) == (train_again.value, train_again.spread)
+        same_test = (test.value, test.spread) == (test_again.value, test_again.spread)
+        if same_test and abs(train.value - train_again.value) > 0.1:
+            yield Doubt(
+                9,
+                estimator,
+                column,
+                f"{test.value:.2f} stands in Table 10 too, yet train is {train.value:.2f} in "
+                f"Table 2 and {train_again.value:.2f} in Table 11",
+            )
+        if same_train and abs(test.value - test_again.value) > 0.1:
+            yield Doubt(
+                9,
+                estimator,
+                column,
+                f"{test.value:.2f}, yet Table 10 has {test_again.value:.2f} at the same train "
+                f"{train.value:.2f}",
+            )
+
+
+def _twins() -> Iterator[Doubt]:
+    for one, other in combinations(cells().values(), 2):
+        same = (one.column, one.value, one.spread) == (other.column, other.value, other.spread)
+        if same and one.column != AVERAGE:
+            if one.estimator == other.estimator and one.measure != other.measure:
+                train, test = sorted((one, other), key=lambda cell: cell.measure == "test")
+                if train.table == 2:
+                    yield Doubt(
+                        test.table,
+                        test.estimator,
+                        test.column,
+                        f"{test.value:.2f} ± {test.spread} is the train number of Table 2",
+                    )
+            elif one.estimator != other.estimator:
+                yield Doubt(
+                    other.table,
+                    other.estimator,
+                    other.column,
+                    f"{other.value:.2f} ± {other.spread} is also the number of {one.estimator} in "
+                    f"Table {one.table}",
+                )
+
+
+def _candidates() -> Iterator[Doubt]:
+    for row in rows("hyperparameters.csv"):
+        if float(row["tau"]) not in TEMPERATURES:
+            yield Doubt(
+                int(row["table"]),
+                row["estimator"],
+                row["column"],
+                f"the temperature {row['tau']} is none of the candidates of Table 7",
+            )

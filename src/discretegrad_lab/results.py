@@ -1,0 +1,258 @@
+"""Stored runs as small text files that can be committed, and back.
+
+``runs.csv`` has a line for each run of a recipe, whatever became of it. ``curves.csv`` has a line
+for each run and metric, with a column for each epoch that is kept.
+"""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import Run
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
+    from .store import Store
+
+RUNS, CURVES = "runs.csv", "curves.csv"
+STATES = ("finished", "diverged", "started", "damaged", "missing")
+# numbers in all of a file of curves, about 8 bytes each
+_CURVE_NUMBERS = 60_000
+_FINAL = "final_"
+_PROVENANCE = ("commit", "source", "device", "torch")
+_OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a recipe and what became of it."""
+
+    identity: str
+    config: Mapping[str, Any]
+    """The fields of its configuration and its task."""
+    state: str
+    """``"finished"``, ``"diverged"``, ``"started"``, ``"damaged"`` or ``"missing"``."""
+    epoch: int = 0
+    """Epochs it has done."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """At the end; empty unless it is finished."""
+    diverged_step: int | None = None
+    seconds: float = 0.0
+    """Of training; runs of a stack share the time of all."""
+    commit: str = ""
+    source: str = ""
+    """A hash of the code."""
+    device: str = ""
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known of the runs of a recipe."""
+
+    recipe: str
+    rows: tuple[Row, ...] = ()
+    curves: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
+    """Values after epochs, by identity and metric; those that are not known are left out."""
+
+    def where(self, **fields: Any) -> list[Row]:
+        """Rows with these values in their configuration."""
+        return [row for row in self.rows if all(row.config.get(k) == v for k, v in fields.items())]
+
+    def part(self, **fields: Any) -> "Results":
+        """The results of those rows."""
+        return replace(self, rows=tuple(self.where(**fields)))
+
+    def settings(self, fields: Sequence[str]) -> list[dict[str, Any]]:
+        """The combinations of values of these fields that occur, in order."""
+        found = sorted({tuple(row.config[name] for name in fields) for row in self.rows})
+        return [dict(zip(fields, values, strict=True)) for values in found]
+
+    def counts(self) -> dict[str, int]:
+        """How many runs are in each state, all states named."""
+        found = Counter(row.state for row in self.rows)
+        return {state: found[state] for state in STATES}
+
+
+def collect(recipe: "Recipe", store: "Store", runs: Iterable[Run] | None = None) -> Results:
+    """What a store has of a recipe's runs; those that it has not are rows too."""
+    rows, curves = [], {}
+    for run in recipe.runs() if runs is None else runs:
+        row, metrics = _row(run, store)
+        rows.append(row)
+        for name in recipe.metrics if recipe.curves else ():
+            curve = {
+                int(values["epoch"]): values[name]
+                for values in metrics
+                if math.isfinite(values.get(name, math.nan))
+            }
+            if curve:
+                curves[row.identity, name] = curve
+    return Results(recipe.name, tuple(rows), curves)
+
+
+def _row(run: Run, store: "Store") -> tuple[Row, Sequence[Mapping[str, float]]]:
+    config = {name: value for name, value in run.document().items() if name != "version"}
+    status = store.status(run)
+    if status.state in ("new", "damaged"):
+        # why it is damaged names a place on this machine; the store tells it on demand
+        return Row(run.identity, config, "missing" if status.state == "new" else "damaged"), []
+    metrics = store.metrics(run)
+    # the start that ended it; all starts stay in the store
+    environment = store.environment(run)[-1]
+    last = metrics[-1] if metrics and status.state == "finished" else {}
+    row = Row(
+        run.identity,
+        config,
+        status.state,
+        status.epoch,
+        {name: value for name, value in last.items() if name != "epoch"},
+        status.diverged_step,
+        status.seconds,
+        _commit(environment),
+        *(str(environment.get(name) or "unknown") for name in ("source", "device", "torch")),
+    )
+    return row, metrics
+
+
+def _commit(environment: Mapping[str, Any]) -> str:
+    commit = str(environment.get("commit") or "unknown")[:12]
+    return commit + " and changes" * bool(environment.get("changed_since_commit"))
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write ``runs.csv`` and ``curves.csv``."""
+    write_whole(folder / RUNS, _runs_text(results))
+    write_whole(folder / CURVES, _curves_text(results))
+
+
+def read(folder: Path) -> Results:
+    """What was written, with the name of the folder as the recipe; empty where there is none."""
+    if not (folder / RUNS).exists():
+        return Results(folder.name)
+    rows = [_parse_run(line, folder) for line in _lines(folder / RUNS, ("identity", *_OUTCOME))]
+    curves = {}
+    if (folder / CURVES).exists():
+        for line in _lines(folder / CURVES, ("identity", "metric")):
+            key = line.pop("identity"), line.pop("metric")
+            curves[key] = {int(epoch): float(text) for epoch, text in line.items() if text}
+    return Results(folder.name, tuple(rows), curves)
+
+
+def _runs_text(results: Results) -> str:
+    fields = dict.fromkeys(name for row in results.rows for name in row.config)
+    metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
+    lines = [
+        ("identity", *fields, *_OUTCOME[:2], *(_FINAL + name for name in metrics), *_OUTCOME[2:])
+    ]
+    for row in results.rows:
+        lines.append(
+            (
+                row.identity,
+                *(_text(row.config.get(name)) for name in fields),
+                row.state,
+                str(row.epoch),
+                *(significant(row.metrics.get(name)) for name in metrics),
+                _text(row.diverged_step),
+                format(row.seconds, ".4g"),
+                *(getattr(row, name) for name in _PROVENANCE),
+            )
+        )
+    return _csv(lines)
+
+
+def _parse_run(line: dict[str, str], folder: Path) -> Row:
+    if line["state"] not in STATES:
+        raise ValueError(
+            f"expected a state of {', '.join(STATES)} in {folder.name}/{RUNS}, "
+            f"got {line['state']!r}; export the results again"
+        )
+    config, metrics = {}, {}
+    for name, text in line.items():
+        if name.startswith(_FINAL):
+            if text:
+                metrics[name.removeprefix(_FINAL)] = float(text)
+        elif name != "identity" and name not in _OUTCOME:
+            config[name] = _value(text)
+    return Row(
+        line["identity"],
+        config,
+        line["state"],
+        int(line["epoch"]),
+        metrics,
+        int(line["diverged_step"]) if line["diverged_step"] else None,
+        float(line["seconds"]),
+        *(line[name] for name in _PROVENANCE),
+    )
+
+
+def _curves_text(results: Results) -> str:
+    known = sorted({epoch for curve in results.curves.values() for epoch in curve})
+    kept = _thinned(known, len(results.curves))
+    lines = [("identity", "metric", *map(str, kept))]
+    for (identity, metric), curve in results.curves.items():
+        lines.append((identity, metric, *(significant(curve.get(epoch)) for epoch in kept)))
+    return _csv(lines)
+
+
+def _thinned(epochs: Sequence[int], curves: int) -> list[int]:
+    """Evenly many epochs, the first and the last always among them."""
+    if not epochs:
+        return []
+    stride = max(1, math.ceil(len(epochs) * curves / _CURVE_NUMBERS))
+    # counted from the end: the last epoch is what tables are about
+    return sorted({epochs[0], *epochs[::-1][::stride]})
+
+
+def significant(value: float | None) -> str:
+    """A number with 6 significant digits; nothing for what is no finite number."""
+    return "" if value is None or not math.isfinite(value) else format(value, ".6g")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a process that is cut off leaves the old one as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partly = path.with_name(path.name + ".partial")
+    partly.write_text(text, encoding="utf-8", newline="")
+    partly.replace(path)
+
+
+def _lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), strict=True)
+    lines = list(reader)
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    if missing or any(None in line or None in line.values() for line in lines):
+        what = f"the columns {', '.join(missing)}" if missing else "as many cells in every line"
+        raise ValueError(
+            f"expected {what} in {path.parent.name}/{path.name}, got none; export the results again"
+        )
+    return lines
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(text: str) -> Any:
+    """The reverse of ``_text``."""
+    if text in ("true", "false", ""):
+        return {"true": True, "false": False, "": None}[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _csv(lines: Iterable[Sequence[str]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(lines)
+    return stream.getvalue()

@@ -1,0 +1,608 @@
+"""The Ray engine: a local cluster of two workers, and what happens when one of them dies."""
+
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from discretegrad_lab import cluster
+from discretegrad_lab.config import Polynomial, Vae
+from discretegrad_lab.data import DataError
+from discretegrad_lab.desk import Desk
+from discretegrad_lab.execute import Listener, Outcome, execute
+from discretegrad_lab.store import DamagedRun, Store, StoreError
+
+RUN = Polynomial(estimator="reinmax", latents=4, batch=4, steps_per_epoch=10, epochs=8)
+# nobody waits for its end
+LONG = replace(RUN, epochs=20_000)
+
+
+def seeds(run, count):
+    return [replace(run, seed=seed) for seed in range(count)]
+
+
+class Notes(Listener):
+    """Keeps what it is told, and calls a function with every event."""
+
+    def __init__(self, react=lambda name, arguments: None):
+        self.events, self.react = [], react
+
+    def named(self, name):
+        return [arguments for found, arguments in self.events if found == name]
+
+    @property
+    def stacks(self):
+        """In the order of their starts."""
+        return list(dict.fromkeys(stack for stack, *_ in self.named("stack_started")))
+
+    @property
+    def present(self):
+        return self.named("stack_started")[-1][0]
+
+
+def _note(name):
+    def method(self, *arguments):
+        self.events.append((name, arguments))
+        self.react(name, arguments)
+
+    return method
+
+
+for name in (
+    *("planned", "run_damaged", "run_elsewhere"),
+    *("stack_started", "epoch_done", "checkpointed", "stack_finished"),
+):
+    setattr(Notes, name, _note(name))
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A cluster with two workers, which ``cluster.execute`` finds since this process has it."""
+    ray = pytest.importorskip("ray")
+    # sockets have short names
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with cluster._connected(ray, None, num_cpus=2, _temp_dir=place):
+            assert signal.getsignal(signal.SIGTERM) == handler
+            yield ray
+        assert not ray.is_initialized()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def processes(caplog):
+    """The processes that have begun a stack so far, or the one of this number, in this order."""
+    caplog.set_level(logging.INFO, logger=cluster.__name__)
+
+    def found(number=None):
+        starts = [record.args for record in caplog.records if record.name == cluster.__name__]
+        return [process for process, _, stack, *_ in starts if number in (None, stack)]
+
+    return found
+
+
+def train_here(runs, root, **options):
+    """What the local engine makes of it."""
+    threads = torch.get_num_threads()
+    # as Ray does for a task with one core
+    torch.set_num_threads(1)
+    try:
+        assert execute(runs, Store(root), **options).finished == tuple(runs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def lasting(seconds, root):
+    """A run that takes about so long, on a machine as busy as it is now."""
+    train_here([RUN], root)
+    epoch = Store(root).status(RUN).seconds / RUN.epochs
+    return replace(RUN, epochs=RUN.epochs + int(seconds / epoch))
+
+
+def assert_equal(runs, root, other):
+    """All that is stored of them is the same, bit for bit."""
+    for run in runs:
+        ours, theirs = Store(root).load(run), Store(other).load(run)
+        assert ours.status.state == theirs.status.state == "finished"
+        assert ours.metrics == theirs.metrics
+        assert ours.state.keys() == theirs.state.keys()
+        for name, tensor in theirs.state.items():
+            assert torch.equal(ours.state[name], tensor), (run, name)
+
+
+def assert_in_order(notes):
+    """Every event belongs to the stack that was announced last, and no epoch is left out."""
+    present, epochs = None, {}
+    for name, arguments in notes.events:
+        if name == "stack_started":
+            present = arguments[0]
+            assert arguments[1] == epochs.setdefault(present, arguments[1])
+        elif name == "epoch_done":
+            epochs[present] += 1
+            assert arguments[0] == epochs[present]
+            assert all(len(values) == len(present) for values in arguments[1].values())
+        elif name == "stack_finished":
+            assert arguments == (present, epochs[present])
+
+
+# with a cluster
+
+
+def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
+    runs = [replace(run, estimator=e) for e in ("reinmax", "st") for run in seeds(RUN, 4)]
+    train_here(runs, tmp_path / "here", largest_stack=2)
+    notes = Notes()
+    outcome = cluster.execute(runs, tmp_path / "there", largest_stack=2, listener=notes)
+    assert outcome == Outcome(finished=tuple(runs))
+    assert_equal(runs, tmp_path / "there", tmp_path / "here")
+    assert notes.events[0] == ("planned", ((), runs))
+    assert_in_order(notes)
+    ended = notes.named("stack_finished")
+    assert Counter(run for stack, _ in ended for run in stack) == Counter(runs)
+    assert {(len(stack), epoch) for stack, epoch in ended} == {(2, RUN.epochs)}
+    assert len(processes()) == 4
+    assert len(set(processes())) == 2
+
+    # nothing is left to do
+    notes = Notes()
+    outcome = cluster.execute(runs, tmp_path / "there", listener=notes)
+    assert outcome == Outcome(already=tuple(runs))
+    assert notes.events == [("planned", (tuple(runs), []))]
+    # neither locks nor what workers look for
+    assert list((tmp_path / "there" / ".locks").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_lost_worker_costs_nothing_that_was_saved(ray, tmp_path, processes, number):
+    """A killed one, and one that is asked to go, which is what happens if its node is drained."""
+    runs = [*seeds(RUN, 2), *seeds(lasting(2.5, tmp_path / "pilot"), 4)]
+    train_here(runs, tmp_path / "here", largest_stack=2)
+    saved = []
+
+    def kill(name, arguments):
+        """The worker that has the third stack, so that it has finished one before."""
+        if name == "checkpointed" and notes.stacks[2:] == [notes.present]:
+            saved.append(arguments[0])
+            # the second one begins when the first one is on the disk
+            if len(saved) == 2:
+                os.kill(processes()[-1], number)
+
+    notes = Notes(kill)
+    outcome = cluster.execute(
+        runs, tmp_path / "there", largest_stack=2, checkpoint_every=0.1, listener=notes
+    )
+    assert outcome == Outcome(finished=tuple(runs))
+    assert_equal(runs, tmp_path / "there", tmp_path / "here")
+    assert len(processes()) == 4
+    # it went on from a checkpoint, and no other run was begun again
+    store = Store(tmp_path / "there")
+    starts = {run: [one["from_epoch"] for one in store.environment(run)] for run in runs}
+    lost = notes.stacks[2]
+    assert all(starts[run] == [0] for run in runs if run not in lost)
+    assert all(starts[run][0] == 0 and starts[run][1] >= saved[0] for run in lost)
+    assert all(len(starts[run]) == 2 for run in lost)
+
+
+def test_a_stack_that_no_worker_survives_is_given_up(ray, tmp_path, processes, monkeypatch):
+    monkeypatch.setattr(cluster, "_RETRIES", 1)
+    harmless, deadly = RUN, LONG
+    killed = set()
+
+    def kill(name, arguments):
+        if name == "epoch_done" and notes.present == (deadly,):
+            process = processes(2)[-1]
+            # reports of the dead may still come
+            if process not in killed:
+                killed.add(process)
+                os.kill(process, signal.SIGKILL)
+
+    notes = Notes(kill)
+    with pytest.raises(cluster.ClusterError, match=r"got: The worker died unexpectedly.*; see"):
+        cluster.execute([harmless, deadly], tmp_path, listener=notes)
+    assert len(killed) == len(processes(2)) == 2
+    # the other stack went on
+    assert len(processes(1)) == 1
+    assert Store(tmp_path).status(harmless).state == "finished"
+
+
+def test_it_stops_in_time(ray, tmp_path):
+    runs = seeds(LONG, 3)
+    outcome = cluster.execute(runs, tmp_path, largest_stack=1, budget=2.0)
+    assert outcome == Outcome(stopped=tuple(runs), stopped_by="budget")
+    store = Store(tmp_path)
+    assert all(store.claim(run) for run in runs)
+
+
+def test_an_error_of_a_worker_is_raised_here(ray, tmp_path):
+    vae = Vae(estimator="st", categories=2, latents=2)
+    with pytest.raises(DataError, match=r"mnist.*\(on the node .+\)") as caught:
+        cluster.execute([*seeds(LONG, 2), vae], tmp_path, data=tmp_path / "none")
+    assert "Traceback" in caught.value.__notes__[0]
+    # the others did not go on
+    store = Store(tmp_path)
+    assert not any(store.status(run).done for run in seeds(LONG, 2))
+    assert all(store.claim(run) for run in seeds(LONG, 2))
+
+
+def test_a_damaged_run_is_left_alone(ray, tmp_path):
+    good, bad = seeds(RUN, 2)
+    train_here([bad], tmp_path)
+    (Store(tmp_path).directory(bad) / "status.json").write_text("{")
+    notes = Notes()
+    outcome = cluster.execute([bad, good], tmp_path, listener=notes)
+    assert outcome.finished == (good,)
+    assert list(outcome.damaged) == [bad]
+    assert [run for run, _ in notes.named("run_damaged")] == [bad]
+    assert notes.named("planned") == [((), [good])]
+
+
+def assert_stopped(epochs, root):
+    """The two that were trained are saved as far as they were told, the third has never begun."""
+    saved = {run.seed: Store(root).status(run).epoch for run in seeds(LONG, 3)}
+    assert saved == {**dict.fromkeys(range(3), 0), **epochs}
+    assert len(epochs) == 2
+    assert max(saved.values()) < LONG.epochs
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(ray, tmp_path, number):
+    runs, epochs = seeds(LONG, 3), {}
+
+    def stop(name, arguments):
+        if name == "epoch_done":
+            epochs[notes.present[0].seed] = arguments[0]
+            if len(epochs) == 2 and not sent:
+                sent.append(number)
+                signal.raise_signal(number)
+
+    notes, sent = Notes(stop), []
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    outcome = cluster.execute(runs, tmp_path, largest_stack=1, listener=notes)
+    assert outcome == Outcome(stopped=tuple(runs), stopped_by=number.name)
+    assert_stopped(epochs, tmp_path)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+DRIVER = """
+import sys
+from discretegrad_lab import cluster
+from discretegrad_lab.execute import Listener
+from test_lab_cluster import LONG, seeds
+
+class Says(Listener):
+    def stack_started(self, runs, *_):
+        self.run, = runs
+
+    def epoch_done(self, epoch, metrics, seconds):
+        print(self.run.seed, epoch, flush=True)
+
+runs = seeds(LONG, 3)
+outcome = cluster.execute(runs, sys.argv[1], address=sys.argv[2], largest_stack=1, listener=Says())
+print(outcome.stopped == tuple(runs), outcome.stopped_by)
+"""
+
+
+@pytest.mark.slow
+def test_a_running_cluster_is_used(ray, tmp_path):
+    """From a process of its own, which says nothing by itself and stops when it is asked to."""
+    address = ray.get_runtime_context().gcs_address
+    driver = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", DRIVER, str(tmp_path), address],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    epochs = {}
+    try:
+        while len(epochs) < 2 and (line := driver.stdout.readline()):
+            epochs |= [map(int, line.split())]
+        driver.terminate()
+        out, err = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    *lines, end = out.splitlines()
+    assert (end, err, driver.returncode) == ("True SIGTERM", "", 0)
+    assert_stopped(epochs | dict(map(int, line.split()) for line in lines), tmp_path)
+
+
+# without
+
+
+@pytest.fixture
+def no_cluster(monkeypatch):
+    """Whatever is refused is refused before a cluster is started."""
+
+    def init(*_, **__):
+        raise AssertionError("a cluster was started")
+
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+def test_a_missing_ray_is_said_in_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(cluster.ClusterError) as caught:
+        cluster.execute([RUN], tmp_path / "runs")
+    assert str(caught.value) == (
+        "expected the package ray for training on a cluster, got none; install it with "
+        '`pip install "discretegrad[ray]"`'
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("somewhere", "expected auto or HOST:PORT"),
+        ("ray://head:10001", "expected auto or HOST:PORT"),
+        ("127.0.0.1:9", r"cluster at the address 127.0.0.1:9, got: .*refused; start one with"),
+        ("127.0.0.1:99999", "expected a Ray cluster at the address 127.0.0.1:99999"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(no_cluster, tmp_path, address, words):
+    with pytest.raises(cluster.ClusterError, match=words):
+        cluster.execute([RUN], tmp_path, address=address)
+
+
+def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
+    ray = pytest.importorskip("ray")
+
+    def init(address, **_):
+        raise ConnectionError(f"nothing\n  at {address}.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(cluster.ClusterError, match=r"on this machine, got: nothing at local; "):
+        cluster.execute([RUN], tmp_path)
+    with pytest.raises(cluster.ClusterError, match=r"address auto, got: nothing at auto; start"):
+        cluster.execute([RUN], tmp_path, address="auto")
+
+
+def test_a_cluster_that_wants_a_token_is_explained(monkeypatch, tmp_path):
+    ray = pytest.importorskip("ray")
+
+    def init(*_, **__):
+        raise ConnectionError("failed") from ray.exceptions.AuthenticationError("no token")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(cluster.ClusterError, match="asks for a token; set RAY_AUTH_MODE=token"):
+        cluster.execute([RUN], tmp_path, address="auto")
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan])
+def test_a_wrong_budget_is_refused(no_cluster, tmp_path, budget):
+    with pytest.raises(ValueError, match="expected a positive number of seconds as budget"):
+        cluster.execute([RUN], tmp_path, budget=budget)
+
+
+class Resources:
+    """A cluster, as far as its resources go."""
+
+    def __init__(self, **found):
+        self.found = found
+
+    def cluster_resources(self):
+        return self.found
+
+
+def test_the_device_is_one_of_the_cluster():
+    both, cores = Resources(CPU=8.0, GPU=2.0), Resources(CPU=8.0)
+    assert cluster._resources(both, "auto") == cluster._resources(both, "cuda") == ("cuda", 2)
+    assert cluster._resources(cores, "auto") == cluster._resources(both, "cpu") == ("cpu", 8)
+    assert cluster._resources(both, torch.device("cuda:0")) == ("cuda", 2)
+    with pytest.raises(cluster.ClusterError, match="expected a cluster with a GPU"):
+        cluster._resources(cores, "cuda")
+    for wrong in ("cuda:1", "meta", "abacus"):
+        with pytest.raises(ValueError, match=f"expected the device cpu or cuda.*{wrong}"):
+            cluster._resources(both, wrong)
+
+
+@pytest.mark.parametrize(
+    ("counts", "workers", "largest", "sizes"),
+    [
+        ([6], 2, None, [3, 3]),
+        ([6], 4, None, [2, 2, 2]),
+        ([7], 4, None, [2, 2, 2, 1]),
+        ([2], 4, None, [1, 1]),
+        ([3, 3], 2, None, [3, 3]),
+        ([3, 3], 4, None, [2, 1, 2, 1]),
+        ([6], 2, 2, [2, 2, 2]),
+        ([6], 6, 2, [1, 1, 1, 1, 1, 1]),
+        ([], 4, None, []),
+    ],
+)
+def test_all_workers_have_a_stack(tmp_path, counts, workers, largest, sizes):
+    runs = [
+        run
+        for number, count in enumerate(counts)
+        for run in seeds(replace(RUN, epochs=9 + number), count)
+    ]
+    found = cluster._plan(runs, tmp_path, "cpu", workers, largest)
+    assert [len(stack.runs) for stack in found.stacks] == sizes
+    assert sorted(run.identity for stack in found.stacks for run in stack.runs) == sorted(
+        run.identity for run in runs
+    )
+
+
+def test_nodes_must_share_the_directory(tmp_path):
+    with cluster._token(tmp_path / "runs") as token:
+        cluster._check_shared(token)
+        with pytest.raises(cluster.ClusterError, match="on storage that all nodes share"):
+            cluster._check_shared(tmp_path / "other" / ".locks" / token.name)
+    assert not token.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="expected to write in"), cluster._token(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DamagedRun(Path("runs/17"), "a status", "none"),
+        StoreError("expected space, got none"),
+        DataError("expected data, got none"),
+        torch.OutOfMemoryError("expected memory, got none"),
+    ],
+)
+def test_errors_survive_the_way_back(error):
+    found = cluster._Failure.of(error, "abacus")
+    with pytest.raises(type(error)) as caught:
+        cluster._value(found)
+    assert str(caught.value) == f"{error} (on the node abacus)"
+    assert vars(caught.value).items() >= vars(error).items()
+
+
+class Gone(Exception):
+    """What Ray says of a task that it has given up."""
+
+
+class Cancelled(Gone):
+    """Or that it was asked to give up."""
+
+
+class Results:
+    """As much of Ray as there is to the end of a task; a result stands for the task."""
+
+    exceptions = SimpleNamespace(RayError=Gone, TaskCancelledError=Cancelled)
+
+    def get(self, task):
+        if isinstance(task, Exception):
+            raise task
+        return task
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Two runs, the first of which is finished, in one stack."""
+    runs = seeds(RUN, 2)
+    train_here(runs[:1], tmp_path)
+    job = cluster._Job(Results(), runs, tmp_path, "cpu", None)
+    job.stacks = [tuple(runs)]
+    return job
+
+
+@pytest.mark.parametrize(("again", "group"), [(True, "finished"), (False, "already")])
+def test_what_a_dead_worker_has_finished_counts(job, again, group):
+    """It was not done before, though the worker after it found it so."""
+    first, second = job.runs
+    job._note(0, Outcome(already=(first,), stopped=(second,), stopped_by="budget"), again=again)
+    expected = {group: (first,), "stopped": (second,), "stopped_by": "budget"}
+    assert job.outcome() == Outcome(**expected)
+
+
+def test_a_cancelled_stack_is_stopped(job):
+    job._note(0, Cancelled(), again=False)
+    first, second = job.runs
+    expected = {"finished": (first,), "stopped": (second,)}
+    assert job.outcome() == Outcome(**expected, stopped_by="budget")
+    job.stop = "SIGTERM"
+    assert job.outcome() == Outcome(**expected, stopped_by="SIGTERM")
+
+
+def test_only_an_error_stops_the_other_stacks(job):
+    job._note(0, Gone("many\nlines"), again=False)
+    assert job.stop is None
+    job._note(0, cluster._Failure.of(StoreError("no space"), "abacus"), again=False)
+    assert job.stop == "error"
+    assert list(map(type, job.errors)) == [cluster.ClusterError, StoreError]
+    assert "got: lines; see that every node" in str(job.errors[0])
+
+
+def test_a_listener_knows_which_stack_an_event_is_of():
+    (a, b), notes = seeds(RUN, 2), Notes()
+    forward = cluster._Forward(notes)
+    forward(0, "stack_started", ((a,), 0, 8, 10))
+    forward(0, "epoch_done", (1, {}, 0.1))
+    forward(1, "stack_started", ((b,), 3, 8, 10))
+    forward(1, "run_elsewhere", (a,))
+    forward(0, "epoch_done", (2, {}, 0.1))
+    forward(0, "checkpointed", (2, 0.1))
+    forward(1, "epoch_done", (4, {}, 0.1))
+    forward(2, "run_elsewhere", (a,))
+    # whose start was lost
+    forward(3, "epoch_done", (4, {}, 0.1))
+    forward(0, "stack_finished", ((a,), 2))
+    assert notes.events == [
+        ("stack_started", ((a,), 0, 8, 10)),
+        ("epoch_done", (1, {}, 0.1)),
+        ("stack_started", ((b,), 3, 8, 10)),
+        ("run_elsewhere", (a,)),
+        ("stack_started", ((a,), 1, 8, 10)),
+        ("epoch_done", (2, {}, 0.1)),
+        ("checkpointed", (2, 0.1)),
+        ("stack_started", ((b,), 3, 8, 10)),
+        ("epoch_done", (4, {}, 0.1)),
+        ("stack_started", ((a,), 2, 8, 10)),
+        ("stack_finished", ((a,), 2)),
+    ]
+
+
+def test_a_listener_may_tell_the_turn_from_the_start():
+    (a, b), notes = seeds(RUN, 2), Notes()
+    turns = []
+    notes.stack_again = lambda *arguments: turns.append(arguments)
+    forward = cluster._Forward(notes)
+    forward(0, "stack_started", ((a,), 0, 8, 10))
+    forward(1, "stack_started", ((b,), 0, 8, 10))
+    forward(0, "epoch_done", (1, {}, 0.1))
+    assert turns == [((a,), 0, 8, 10)]
+    assert len(notes.named("stack_started")) == 2
+
+
+def test_the_desk_keeps_order_and_says_stop():
+    desk = Desk(5.0)
+    assert desk.begin(0, b"here") == (None, 5.0)
+    assert desk.report(0, [b"1", b"2"]) is None
+    assert desk.take(None, 4.0) == [(0, b"here"), (0, b"1"), (0, b"2")]
+    assert desk.begin(1, b"here") == (None, 4.0)
+    # a worker had too little time left: so would the next one, but the others go on
+    desk.shut("budget")
+    assert desk.begin(2, b"here") == ("budget", 4.0)
+    assert desk.report(1, []) is None
+    desk.take("SIGINT", 3.0)
+    assert desk.report(1, []) == "SIGINT"
+    assert desk.begin(3, b"here") == ("SIGINT", 3.0)
+    assert Desk(0.0).begin(0, b"here") == ("budget", 0.0)
+
+
+def test_the_desk_starts_quickly():
+    heavy = "import sys, discretegrad_lab.desk; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_second_signal_does_not_keep_a_worker_from_saving(tmp_path):
+    """One from its node and the word from the driver come together."""
+
+    class Twice(cluster._Reporter):
+        def epoch_done(self, *arguments):
+            super().epoch_done(*arguments)
+            if arguments[0] == 3:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGINT)
+
+    told = iter([None] * 2 + ["SIGINT"] * 9)
+    before = [signal.getsignal(number) for number in cluster._SIGNALS]
+    reporter = Twice(lambda events: next(told), "abacus")
+    outcome = execute([LONG], Store(tmp_path), listener=reporter)
+    assert (outcome.stopped, outcome.stopped_by) == ((LONG,), "SIGTERM")
+    assert 2 <= Store(tmp_path).status(LONG).epoch < 20
+    assert [signal.getsignal(number) for number in cluster._SIGNALS] == before

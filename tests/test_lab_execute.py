@@ -1,0 +1,935 @@
+"""Training what is not trained yet: with kills, signals, budgets, full disks, two processes."""
+
+import errno
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from discretegrad_lab import environment
+from discretegrad_lab import execute as module
+from discretegrad_lab import store as store_module
+from discretegrad_lab.config import Polynomial, Vae
+from discretegrad_lab.execute import Listener, estimate, execute
+from discretegrad_lab.store import NewerStore, Store, StoreError
+
+EPOCHS = 8
+DIVERGES = 9.0
+"""The temperature at which a member of a FakeStack diverges, in its third epoch."""
+
+
+class FakeStack:
+    """Trains nothing much, but every bit depends on the seed and on all epochs before."""
+
+    steps_per_epoch = 10
+
+    def __init__(self, runs, device, data, *, log=None, sleep=0.0, each=None):
+        self.runs = tuple(sorted(runs, key=lambda run: run.seed, reverse=True))
+        self.epoch, self.epochs = 0, runs[0].epochs
+        self.log, self.sleep, self.each = log, sleep, each
+        self.x = torch.stack([self.noise(run, 0) for run in self.runs])
+        self.diverged = torch.full((len(runs),), -1)
+
+    @staticmethod
+    def noise(run, epoch):
+        generator = torch.Generator().manual_seed(run.seed * 1000 + epoch)
+        return torch.randn(50, dtype=torch.float64, generator=generator)
+
+    def advance(self):
+        if self.each is not None:
+            self.each(self)
+        time.sleep(self.sleep)
+        self.epoch += 1
+        for number, run in enumerate(self.runs):
+            self.x[number] = (2 * self.x[number] + self.noise(run, self.epoch)).sin()
+            if run.tau == DIVERGES and self.epoch == 3:
+                self.diverged[number] = 25
+        if self.log is not None:
+            lines = [f"{os.getpid()} {run.identity} {self.epoch}\n" for run in self.runs]
+            with open(self.log, "a") as file:
+                file.write("".join(lines))
+        # row by row, since the order of a sum depends on how many rows there are
+        losses = torch.stack([x.mean() for x in self.x])
+        return {
+            "loss": torch.where(self.diverged < 0, losses, torch.nan).tolist(),
+            "largest": self.x.amax(1).tolist(),
+        }
+
+    def state(self, member):
+        return {"x": self.x[member].clone(), "diverged": self.diverged[member].clone()}
+
+    def load_state(self, member, state):
+        self.x[member] = state["x"]
+        self.diverged[member] = state["diverged"]
+
+
+def fake(**options):
+    return lambda runs, device, data: FakeStack(runs, device, data, **options)
+
+
+def runs_of(count, **fields):
+    fields = {"estimator": "st", "epochs": EPOCHS, **fields}
+    return [Polynomial(seed=seed, **fields) for seed in range(count)]
+
+
+def train(runs, store, **options):
+    options = {"make_stack": fake(), "bytes_per_member": lambda run: 1, **options}
+    return execute(runs, store, **options)
+
+
+class Record(Listener):
+    """Keeps every event; does something the first time that an epoch is over."""
+
+    def __init__(self, **after):
+        self.events = []
+        self.after = {int(epoch.removeprefix("epoch")): call for epoch, call in after.items()}
+
+    def planned(self, done, to_do):
+        self.events.append(("planned", len(done), len(to_do)))
+
+    def run_damaged(self, run, reason):
+        self.events.append(("damaged", run))
+
+    def run_elsewhere(self, run):
+        self.events.append(("elsewhere", run))
+
+    def stack_started(self, runs, epoch, epochs, steps_per_epoch):
+        assert (epochs, steps_per_epoch) == (runs[0].epochs, 10)
+        self.events.append(("started", len(runs), epoch))
+        self.runs = runs
+
+    def epoch_done(self, epoch, metrics, seconds):
+        assert seconds > 0
+        assert [len(values) for values in metrics.values()] == [len(self.runs)] * 2
+        self.events.append(("epoch", epoch))
+        self.after.pop(epoch, lambda: None)()
+
+    def checkpointed(self, epoch, seconds):
+        assert seconds >= 0
+        self.events.append(("checkpoint", epoch))
+
+    def stack_finished(self, runs, epoch):
+        self.events.append(("finished", len(runs), epoch))
+
+    def only(self, *kinds):
+        return [event for event in self.events if event[0] in kinds]
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def results(store, runs):
+    """Everything that must not depend on how often training was interrupted."""
+    found = {}
+    for run in runs:
+        saved = store.load(run)
+        assert saved.status.done
+        assert [row["epoch"] for row in saved.metrics] == list(range(1, run.epochs + 1))
+        state = {name: x.numpy().tobytes() for name, x in saved.state.items()}
+        found[run] = (saved.status.state, saved.diverged_step, repr(saved.metrics), state)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """A busy disk takes long to make things last, which is the subject of test_lab_store.py."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "results")
+
+
+@pytest.fixture
+def expected(tmp_path):
+    """The results of training without any interruption."""
+
+    def expected(runs):
+        store = Store(tmp_path / "uninterrupted")
+        assert train(runs, store).complete
+        return results(store, runs)
+
+    return expected
+
+
+def tree(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+# without interruption
+
+
+def test_runs_are_trained_and_stored(store, expected):
+    runs = [*runs_of(3), *runs_of(2, power=3.0)]
+    record = Record()
+    outcome = train([*runs, runs[0]], store, listener=record)
+    assert outcome.finished == tuple(runs)
+    assert outcome.complete
+    assert results(store, runs) == expected(runs)
+    assert record.only("planned", "started", "finished") == [
+        ("planned", 0, 5),
+        ("started", 3, 0),
+        ("finished", 3, EPOCHS),
+        ("started", 2, 0),
+        ("finished", 2, EPOCHS),
+    ]
+    assert record.only("epoch") == 2 * [("epoch", epoch) for epoch in range(1, EPOCHS + 1)]
+    # cheap checkpoints are seldom all the same
+    assert record.only("checkpoint") == 2 * [("checkpoint", EPOCHS)]
+    saved = store.load(runs[0])
+    (here,) = saved.environment
+    assert (here["members"], here["from_epoch"], here["precision"]) == (3, 0, "float32")
+    assert saved.seconds > 0
+    # the stack has its own order of members
+    stack = FakeStack(runs[:3], None, None)
+    first = stack.advance()
+    number = stack.runs.index(runs[0])
+    assert saved.metrics[0] == {"epoch": 1, **{name: x[number] for name, x in first.items()}}
+
+
+def test_nothing_is_trained_twice(store):
+    runs = runs_of(3)
+    train(runs[:2], store)
+    before = tree(store.root)
+    record = Record()
+    outcome = train(runs, store, listener=record)
+    assert (outcome.already, outcome.finished) == (tuple(runs[:2]), (runs[2],))
+    assert record.only("planned", "started") == [("planned", 2, 1), ("started", 1, 0)]
+    assert before.items() <= tree(store.root).items()
+    # a store that is done can be on a disk that cannot be written
+    after = tree(store.root)
+    assert train(runs, store, make_stack=None).already == tuple(runs)
+    assert tree(store.root) == after
+
+
+def test_a_diverged_run_is_done(store, expected):
+    runs = [*runs_of(2), replace(runs_of(1)[0], tau=DIVERGES)]
+    outcome = train(runs, store)
+    assert outcome.diverged == (runs[2],)
+    assert outcome.finished == tuple(runs[:2])
+    assert outcome.complete
+    assert store.status(runs[2]).state == "diverged"
+    assert store.load(runs[2]).diverged_step == 25
+    assert math.isnan(store.metrics(runs[2])[-1]["loss"])
+    assert train(runs, store).already == tuple(runs)
+    assert results(store, runs) == expected(runs)
+
+
+# killed
+
+
+def child(root, log, seeds, sleep, largest, start=None):
+    """What another process does."""
+    torch.set_num_threads(1)
+    if start is not None:
+        start.wait()
+    outcome = train(
+        runs_of(seeds),
+        Store(root),
+        make_stack=fake(log=log, sleep=sleep),
+        checkpoint_every=0,
+        largest_stack=largest,
+    )
+    raise SystemExit(1 if outcome.stopped or outcome.damaged else 0)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts processes quickly: they are copies of one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch", "discretegrad_lab.execute"])
+
+    def start(*arguments):
+        process = context.Process(
+            target=runpy.run_path, args=(__file__, {"ARGUMENTS": arguments}, "child")
+        )
+        process.start()
+        return process
+
+    start.context = context
+    return start
+
+
+def test_killed_again_and_again(store, tmp_path, expected, processes):
+    runs, log = runs_of(6), tmp_path / "log"
+    log.touch()
+    chance = random.Random(0)
+    # how long it takes when nothing is left to train, and when everything is
+    times = []
+    for root in ("other", "other", "another"):
+        began = time.perf_counter()
+        processes(tmp_path / root, log, 6, 0.005, 4).join()
+        times.append(time.perf_counter() - began)
+    start, usual = times[1:]
+    log.write_text("")
+    kills = progress = 0
+    while True:
+        before = log.stat().st_size
+        process = processes(store.root, log, 6, 0.005, 4)
+        # from the moment it could begin; in the end it may run for as long as it likes
+        process.join(None if kills > 60 else chance.uniform(start / 2, start + usual / 3))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        kills += 1
+        progress += log.stat().st_size > before
+    assert process.exitcode == 0
+    assert progress >= 3
+    assert results(store, runs) == expected(runs)
+    # a checkpoint after every epoch, of one stack at a time: little is lost
+    epochs = [line.split()[1:] for line in log.read_text().splitlines()]
+    assert len(epochs) <= 6 * EPOCHS + 2 * 4 * (kills + 1)
+    assert max(len(store.load(run).environment) for run in runs) > 1
+
+
+def test_two_processes_share_the_work(store, tmp_path, expected, processes):
+    runs, log = runs_of(12), tmp_path / "log"
+    start = processes.context.Event()
+    both = [processes(store.root, log, 12, 0.01, 2, start) for _ in range(2)]
+    start.set()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert results(store, runs) == expected(runs)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    epochs = [(identity, epoch) for _, identity, epoch in lines]
+    assert len(epochs) == len(set(epochs)) == 12 * EPOCHS
+    assert {int(pid) for pid, _, _ in lines} == {process.pid for process in both}
+
+
+def test_what_another_process_has_is_left_to_it(store, expected):
+    runs = runs_of(3)
+    other = Store(store.root)
+    assert other.claim(runs[1])
+    record = Record()
+    outcome = train(runs, store, listener=record)
+    assert outcome.elsewhere == (runs[1],)
+    assert outcome.finished == (runs[0], runs[2])
+    assert not outcome.complete
+    assert record.only("elsewhere") == [("elsewhere", runs[1])]
+    other.release(runs[1])
+    assert train(runs, store).finished == (runs[1],)
+    assert results(store, runs) == expected(runs)
+
+
+def test_what_another_process_has_given_up_is_taken(store):
+    runs = runs_of(2)
+    other = Store(store.root)
+    assert other.claim(runs[1])
+    record = Record(epoch5=lambda: other.release(runs[1]))
+    assert train(runs, store, listener=record).finished == tuple(runs)
+    assert record.only("started") == [("started", 1, 0), ("started", 1, 0)]
+
+
+def test_what_another_process_finishes_meanwhile_is_done(store):
+    runs = [*runs_of(1), *runs_of(2, power=3.0)]
+    other = Store(store.root)
+
+    def do_it_elsewhere():
+        assert train(runs[1:], other).complete
+
+    record = Record(epoch5=do_it_elsewhere)
+    # planned as new, and looked at again when claimed
+    outcome = train(runs, store, listener=record)
+    assert (outcome.finished, outcome.already) == ((runs[0],), tuple(runs[1:]))
+    assert record.only("started") == [("started", 1, 0)]
+
+
+def test_what_another_process_has_advanced_is_planned_again(store, expected):
+    runs = [*runs_of(1), *runs_of(2, power=3.0)]
+
+    def begin_elsewhere():
+        other, stack = Store(store.root), FakeStack(runs[1:2], None, None)
+        metrics = []
+        for epoch in range(1, 4):
+            row = {name: values[0] for name, values in stack.advance().items()}
+            metrics.append({"epoch": epoch, **row})
+        assert other.claim(runs[1])
+        other.save(runs[1], 3, metrics, stack.state(0), [{}], 1.0)
+        other.release(runs[1])
+
+    record = Record(epoch5=begin_elsewhere)
+    assert train(runs, store, listener=record).finished == tuple(runs)
+    assert results(store, runs) == expected(runs)
+
+
+# stopped
+
+
+def test_signals_stop_cleanly(store, expected):
+    runs = [*runs_of(3), *runs_of(2, power=3.0)]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    record = Record(epoch3=interrupt)
+    outcome = train(runs, store, listener=record)
+    assert outcome.stopped == tuple(runs)
+    assert (outcome.stopped_by, outcome.complete) == ("SIGINT", False)
+    assert [store.status(run).epoch for run in runs] == [3, 3, 3, 0, 0]
+    record = Record(epoch6=lambda: signal.raise_signal(signal.SIGTERM))
+    outcome = train(runs, store, listener=record)
+    assert outcome.stopped_by == "SIGTERM"
+    assert record.only("started") == [("started", 3, 3)]
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert train(runs, store).complete
+    assert results(store, runs) == expected(runs)
+    starts = [entry["from_epoch"] for entry in store.load(runs[0]).environment]
+    assert starts == [0, 3, 6]
+
+
+def test_a_second_signal_stops_at_once(store, expected):
+    runs = runs_of(2)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def twice():
+        interrupt()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(runs, store, listener=Record(epoch3=twice))
+    assert signal.getsignal(signal.SIGINT) == handler
+    # and gives everything free
+    assert train(runs, Store(store.root)).complete
+    assert results(store, runs) == expected(runs)
+
+
+def test_other_threads_do_without_signals(store):
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(train(runs_of(2), store)))
+    thread.start()
+    thread.join()
+    assert outcomes[0].complete
+
+
+def test_an_error_gives_the_runs_free(store, expected):
+    runs = runs_of(2)
+
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(runs, store, listener=Record(epoch3=fail), checkpoint_every=0)
+    assert store.status(runs[0]).epoch == 2
+    assert train(runs, Store(store.root)).finished == tuple(runs)
+    assert results(store, runs) == expected(runs)
+
+
+class Clock:
+    """A time that passes only when something takes time."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        times = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: 0.0)
+        monkeypatch.setattr(module, "time", times)
+        start = module._Writer.start
+
+        def start_and_settle(writer, *arguments):
+            start(writer, *arguments)
+            writer.settle()
+
+        monkeypatch.setattr(module._Writer, "start", start_and_settle)
+
+    def stack(self, epoch=10.0, state=0.0, building=0.0):
+        clock = self
+
+        class Timed(FakeStack):
+            def __init__(self, *arguments):
+                clock.now += building
+                super().__init__(*arguments)
+
+            def advance(self):
+                clock.now += epoch(self.epoch) if callable(epoch) else epoch
+                return super().advance()
+
+            def state(self, member):
+                clock.now += state
+                return super().state(member)
+
+        return Timed
+
+
+@pytest.mark.parametrize("budget", [5.0, 12.0, 35.0, 61.0, 85.0])
+def test_the_budget_is_kept(store, expected, monkeypatch, budget):
+    runs = runs_of(3)
+    with monkeypatch.context() as patch:
+        clock = Clock(patch)
+        outcome = train(runs, store, make_stack=clock.stack(), budget=budget)
+        used = clock.now - 1000.0
+    # at least one epoch, since nobody knows how long the first one takes
+    assert used <= max(budget, 10.0)
+    assert used + 10.0 * 1.2 + 1 > budget or outcome.complete
+    assert outcome.complete == (budget > 80)
+    assert outcome.stopped_by == (None if outcome.complete else "budget")
+    assert store.status(runs[0]).epoch == used // 10
+    assert train(runs, store).complete
+    assert results(store, runs) == expected(runs)
+
+
+def test_the_budget_counts_checkpoints_and_slow_epochs(store, monkeypatch):
+    clock = Clock(monkeypatch)
+    # the first epoch compiles, every third one evaluates
+    seconds = lambda epoch: 60.0 if epoch == 0 else 12.0 if epoch % 3 == 0 else 2.0  # noqa: E731
+    stack = clock.stack(epoch=seconds, state=0.5)
+    runs = runs_of(4, epochs=50)
+    outcome = train(runs, store, make_stack=stack, budget=150.0)
+    assert outcome.stopped_by == "budget"
+    assert 130.0 < clock.now - 1000.0 <= 150.0
+
+
+def test_a_spent_budget_starts_nothing(store, monkeypatch):
+    clock = Clock(monkeypatch)
+    runs = [*runs_of(1), *runs_of(1, power=3.0)]
+    stack = clock.stack(building=6.0)
+    record = Record()
+    # the second stack could be built, but not in time
+    outcome = train(runs, store, make_stack=stack, budget=91.0, listener=record)
+    assert (outcome.finished, outcome.stopped) == ((runs[0],), (runs[1],))
+    assert outcome.stopped_by == "budget"
+    assert record.only("started") == [("started", 1, 0)]
+
+
+# checkpoints
+
+
+def test_checkpoints_cost_little(store, monkeypatch):
+    clock = Clock(monkeypatch)
+    runs = runs_of(5, epochs=3000)
+    record = Record()
+    stack = clock.stack(epoch=1.0, state=0.5)
+    assert train(runs, store, make_stack=stack, listener=record).complete
+    cost = clock.now - 1000.0 - 3000.0
+    # besides the first one, the last one, and the look at the size of a state
+    assert 0 < cost - 2.5 - 2.5 - 0.5 < 0.02 * 3000.0
+    epochs = [epoch for _, epoch in record.only("checkpoint")]
+    # as often as that allows
+    assert 20 <= len(epochs) <= 25
+    assert max(b - a for a, b in itertools.pairwise(epochs)) < 150
+
+
+def test_cheap_checkpoints_come_every_half_minute(store, monkeypatch):
+    clock = Clock(monkeypatch)
+    record = Record()
+    stack = clock.stack(epoch=7.0)
+    train(runs_of(2, epochs=20), store, make_stack=stack, listener=record)
+    assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in (5, 10, 15, 20)]
+
+
+def test_checkpoints_as_often_as_one_likes(store):
+    record = Record()
+    train(runs_of(2), store, listener=record, checkpoint_every=0)
+    assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in range(1, EPOCHS + 1)]
+
+
+def test_training_goes_on_while_checkpoints_are_written(store, monkeypatch):
+    """A slow disk holds up neither the next epoch nor the next stack."""
+    reached = threading.Event()
+    save = Store.save
+    waited = []
+
+    def slow(self, run, epoch, *rest, **options):
+        if epoch == EPOCHS and run.power == 2.0:
+            waited.append(reached.wait(30))
+        save(self, run, epoch, *rest, **options)
+
+    monkeypatch.setattr(Store, "save", slow)
+    runs = [*runs_of(2), *runs_of(2, power=3.0)]
+    seen = []
+
+    def second_stack(stack):
+        if stack.runs[0].power == 3.0 and stack.epoch == 3:
+            seen.append(store.status(runs[0]).state)
+            reached.set()
+
+    assert train(runs, store, make_stack=fake(each=second_stack)).complete
+    assert waited == [True, True]
+    assert seen == ["new"]
+    assert [store.status(run).state for run in runs] == 4 * ["finished"]
+
+
+# stacks
+
+
+@pytest.mark.parametrize(
+    ("options", "free", "sizes"),
+    [
+        ({}, 10**9, [10]),
+        ({"largest_stack": 4}, 10**9, [4, 3, 3]),
+        ({"largest_stack": 100}, 10**9, [10]),
+        # half of the free memory may be used
+        ({"bytes_per_member": lambda run: 100}, 1400, [5, 5]),
+        ({"bytes_per_member": lambda run: 100}, 99, [1] * 10),
+        # seeds are in no order here, so the large ones may be anywhere
+        ({"bytes_per_member": lambda run: 1000 if run.tau > 1 else 1}, 2000, [5, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_stacks_fit(store, monkeypatch, options, free, sizes):
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    runs = [replace(run, tau=1.0 + run.seed % 2) for run in runs_of(10)]
+    record = Record()
+    assert train(runs, store, listener=record, **options).complete
+    assert [size for _, size, _ in record.only("started")] == sizes
+    planned = estimate(
+        runs_of(10, power=3.0), store, **{"bytes_per_member": lambda run: 1, **options}
+    )
+    assert planned.members == 10
+
+
+def test_claims_leave_files_to_open(store, monkeypatch):
+    monkeypatch.setattr(module, "_most_claims", lambda: 4)
+    record = Record()
+    assert train(runs_of(6), store, listener=record).complete
+    assert [size for _, size, _ in record.only("started")] == [3, 3]
+    monkeypatch.undo()
+    assert module._most_claims() >= 64
+
+
+def test_stacks_shrink_when_memory_ends(store, expected):
+    runs = runs_of(8)
+    sizes = []
+
+    def greedy(stack):
+        if len(stack.runs) > 2 and stack.epoch == 3:
+            raise torch.OutOfMemoryError
+        if stack.epoch == 0:
+            sizes.append(len(stack.runs))
+
+    outcome = train(runs, store, make_stack=fake(each=greedy), checkpoint_every=0)
+    assert outcome.complete
+    assert sizes[0] == 8
+    assert results(store, runs) == expected(runs)
+
+    def too_large(stack):
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        train(runs_of(3, power=3.0), store, make_stack=fake(each=too_large))
+
+
+def test_those_behind_catch_up_and_join(store, expected):
+    runs = runs_of(6)
+    train(runs[:3], store, listener=Record(epoch5=interrupt))
+    train(runs[3:4], store, listener=Record(epoch2=interrupt))
+    record = Record()
+    assert train(runs, store, listener=record).complete
+    assert record.only("started", "finished") == [
+        ("started", 2, 0),
+        ("finished", 2, 2),
+        ("started", 3, 2),
+        ("finished", 3, 5),
+        ("started", 6, 5),
+        ("finished", 6, EPOCHS),
+    ]
+    assert results(store, runs) == expected(runs)
+
+
+def test_stacks_do_not_depend_on_the_order_of_the_runs(tmp_path):
+    runs = runs_of(7)
+    stacks = []
+    for number, order in enumerate((runs, runs[::-1])):
+        record = Record()
+        train(
+            order,
+            Store(tmp_path / str(number)),
+            listener=record,
+            largest_stack=3,
+            make_stack=fake(each=lambda stack: stacks.append({*stack.runs})),
+        )
+    assert len(stacks) == 2 * 3 * EPOCHS
+    assert stacks[: 3 * EPOCHS] == stacks[3 * EPOCHS :]
+
+
+# damage and refusals
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("stop", [5, EPOCHS], ids=["started", "finished"])
+@pytest.mark.parametrize("kind", ["checkpoint", "metrics", "environment", "config", "status"])
+def test_a_damaged_run_is_left_alone(store, expected, stop, kind):
+    runs = runs_of(3)
+    train(runs, store, listener=Record(**{f"epoch{stop}": interrupt}))
+    (path,) = store.directory(runs[1]).glob(f"{kind}*")
+    damage(path)
+    before = tree(store.directory(runs[1]))
+    record = Record()
+    outcome = train(runs, store, listener=record)
+    assert list(outcome.damaged) == [runs[1]]
+    assert path.name in outcome.damaged[runs[1]]
+    assert record.only("damaged") == [("damaged", runs[1])]
+    assert outcome.finished + outcome.already == (runs[0], runs[2])
+    assert not outcome.complete
+    assert tree(store.directory(runs[1])) == before
+    assert results(store, runs[::2]) == expected(runs[::2])
+
+
+def test_damage_that_comes_later_is_met_too(store, expected):
+    runs = [*runs_of(1), *runs_of(3, power=3.0)]
+    train(runs[1:], store, listener=Record(epoch2=interrupt))
+    (checkpoint,) = store.directory(runs[2]).glob("checkpoint*")
+    # after the look at the beginning: it still has its size when it is claimed
+    outcome = train(runs, store, listener=Record(epoch1=lambda: damage(checkpoint)))
+    assert list(outcome.damaged) == [runs[2]]
+    others = [run for run in runs if run != runs[2]]
+    assert outcome.finished == tuple(others)
+    assert results(store, others) == expected(others)
+
+
+@pytest.mark.parametrize("every", [0, None], ids=["checkpoints", "end"])
+def test_damage_below_a_running_stack(store, expected, every):
+    runs = runs_of(3)
+    train(runs, store, listener=Record(epoch2=interrupt))
+
+    def damage_status():
+        # not while it is being replaced
+        while store.status(runs[1]).epoch < (2 if every is None else 3):
+            time.sleep(0.001)
+        damage(store.directory(runs[1]) / "status.json")
+
+    record = Record(epoch4=damage_status)
+    outcome = train(runs, store, listener=record, checkpoint_every=every)
+    assert list(outcome.damaged) == [runs[1]]
+    assert record.only("damaged") == [("damaged", runs[1])]
+    assert outcome.finished == (runs[0], runs[2])
+    assert results(store, runs[::2]) == expected(runs[::2])
+    assert Store(store.root).claim(runs[1])
+
+
+@pytest.mark.parametrize("every", [0, None], ids=["checkpoints", "end"])
+def test_a_full_disk(store, expected, monkeypatch, every):
+    runs = [*runs_of(4), *runs_of(2, power=3.0)]
+    handler = signal.getsignal(signal.SIGINT)
+    calls = iter(range(10**6))
+
+    def fsync(descriptor):
+        if next(calls) > 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(StoreError, match=r"No space left on device; free some space") as caught:
+            train(runs, store, checkpoint_every=every)
+    assert "\n" not in str(caught.value)
+    assert signal.getsignal(signal.SIGINT) == handler
+    assert not [path for path in store.root.rglob("*") if path.suffix in (".tmp", ".new")]
+    assert {store.status(run).state for run in runs} <= {"new", "started", "finished"}
+    assert train(runs, Store(store.root)).complete
+    assert results(store, runs) == expected(runs)
+
+
+def test_a_disk_that_is_too_small_is_found_before_training(store, monkeypatch):
+    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
+    record = Record()
+    with pytest.raises(StoreError, match="of free space for checkpoints"):
+        train(runs_of(3), store, listener=record)
+    assert not record.only("started", "epoch")
+    assert tree(store.root).keys() == {
+        store.root / ".locks" / f"{run.identity}.lock" for run in runs_of(3)
+    }
+
+
+def test_a_directory_that_cannot_be_written(store, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StoreError, match="Read-only file system; choose a results directory"):
+        train(runs_of(3), store)
+    assert not store.root.exists()
+
+
+def test_a_newer_store_is_refused(store):
+    runs = runs_of(3)
+    train(runs[:1], store)
+    path = store.directory(runs[0]) / "status.json"
+    document = json.loads(path.read_text()) | {"format": 2}
+    del document["sha256"]
+    path.write_bytes(store_module._dump(store_module._sealed(document)))
+    before = tree(store.root)
+    with pytest.raises(NewerStore, match="install the discretegrad that wrote it"):
+        train(runs[::-1], store)
+    assert tree(store.root) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "positive number of seconds as budget, got 0"),
+        ({"budget": math.nan}, "positive number of seconds as budget, got nan"),
+        ({"largest_stack": 0}, "positive whole number as largest_stack, got 0"),
+        ({"checkpoint_every": -1}, "seconds as checkpoint_every, got -1"),
+        ({"device": "abacus"}, "a device such as cpu or cuda:0, got 'abacus'"),
+        ({"device": "mps"}, "the device cpu or cuda, got mps"),
+        ({"device": "cuda:99"}, r"got cuda:99, and torch .* finds .* GPU"),
+    ],
+)
+def test_bad_arguments(store, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(runs_of(1), store, **options)
+    assert not store.root.exists()
+
+
+# estimates
+
+
+def test_an_estimate_without_experience(store):
+    runs = [*runs_of(5), *runs_of(2, power=3.0)]
+    found = estimate(runs, store, largest_stack=3, bytes_per_member=lambda run: 10)
+    assert [len(stack.runs) for stack in found.stacks] == [3, 2, 2]
+    assert (found.members, found.bytes, found.seconds) == (7, 30, None)
+    assert found.steps == 3 * EPOCHS * 200
+    assert not store.root.exists()
+    assert estimate([], store).seconds == 0
+
+
+def test_an_estimate_with_experience(store, monkeypatch):
+    runs = runs_of(8)
+    with monkeypatch.context() as patch:
+        stack = Clock(patch).stack(epoch=10.0)
+        train(runs[:2], store, make_stack=stack)
+        train(runs[2:4], store, make_stack=stack, listener=Record(epoch5=interrupt))
+    before = tree(store.root)
+    found = estimate(runs, store, bytes_per_member=lambda run: 10)
+    assert found.done == tuple(runs[:2])
+    assert [(len(stack.runs), stack.epoch) for stack in found.stacks] == [(4, 0), (2, 5)]
+    # twice as many members as were seen take twice the time
+    assert [stack.seconds for stack in found.stacks] == [2 * 10.0 * EPOCHS, 10.0 * 3]
+    assert found.seconds == 190.0
+    assert found.steps == 200 * (EPOCHS + 3)
+    assert tree(store.root) == before
+    # another device says nothing about this one
+    monkeypatch.setattr(module, "device_name", lambda device: "abacus")
+    assert estimate(runs, store, bytes_per_member=lambda run: 10).seconds is None
+    damage(store.directory(runs[0]) / "config.json")
+    assert list(estimate(runs, store, bytes_per_member=lambda run: 10).damaged) == [runs[0]]
+
+
+def test_an_estimate_asks_the_task(store):
+    found = estimate([*runs_of(2), Vae(estimator="st", categories=8, latents=4)], store)
+    assert found.bytes > 10**6
+
+
+# the real trainer
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other make small tensors slow on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_real_stack_goes_on_exactly(store, tmp_path):
+    runs = [
+        Polynomial(
+            estimator=name, seed=seed, epochs=4, steps_per_epoch=5, latents=6, batch=8, draws=10
+        )
+        for name in ("reinmax", "rodeo", "exact", "gr-mck")
+        for seed in range(2)
+    ]
+
+    class Stop(Listener):
+        def epoch_done(self, epoch, metrics, seconds):
+            if epoch == 2:
+                interrupt()
+
+    whole = Store(tmp_path / "whole")
+    assert execute(runs, whole).complete
+    assert execute(runs, store, listener=Stop()).stopped == tuple(runs)
+    assert execute(runs, store).finished == tuple(runs)
+    assert results(store, runs) == results(whole, runs)
+
+
+def test_the_real_stack_hands_out_copies():
+    from discretegrad_lab.trainer import Stack
+
+    stack = Stack(runs_of(2, steps_per_epoch=3, latents=4, batch=8))
+    stack.advance()
+    state = stack.state(0)
+    before = {name: x.clone() for name, x in state.items()}
+    stack.advance()
+    assert all(torch.equal(x, before[name]) for name, x in state.items())
+
+
+# the environment
+
+
+@pytest.fixture
+def fresh():
+    environment._commit.cache_clear()
+    yield
+    environment._commit.cache_clear()
+
+
+def test_the_environment(fresh):
+    found = environment.describe("cpu", tf32=True)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["torch"], found["precision"]) == (str(torch.__version__), "float32")
+    assert found["device"] == environment.device_name("cpu") != ""
+    assert found["date"].startswith("20")
+    assert found["date"].endswith("+00:00")
+    assert len(found["source"]) == 16
+    assert str(Path(__file__).parents[1]) not in json.dumps(found)
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    if git.returncode == 0:
+        assert found["commit"] == git.stdout.strip()
+        assert isinstance(found["changed_since_commit"], bool)
+
+
+def test_the_commit_of_a_copy_is_told_by_a_variable(fresh, monkeypatch, tmp_path):
+    # an installation below a repository that does not have its files
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setattr(environment, "_PACKAGES", (tmp_path, tmp_path))
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.delenv(environment.COMMIT, raising=False)
+    assert environment._commit() == (None, None)
+    environment._commit.cache_clear()
+    monkeypatch.setenv(environment.COMMIT, "cafe")
+    assert environment._commit() == ("cafe", None)
+
+
+def test_the_source_has_a_hash(monkeypatch, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(environment, "_PACKAGES", (tmp_path,))
+    one = environment.source.__wrapped__()
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert environment.source.__wrapped__() != one
+
+
+def test_free_memory(monkeypatch, tmp_path):
+    assert environment.free_memory("cpu") > 1 << 26
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
+    assert environment.free_memory("cpu") == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(environment, "_MEMORY_INFO", tmp_path / "meminfo")
+    assert environment.free_memory("cpu") > 1 << 26
+    (tmp_path / "meminfo").write_text("MemFree: 3 kB\nMemAvailable:  7 kB\n")
+    assert environment.free_memory("cpu") == 7 * 1024
+
+
+if __name__ == "child":
+    child(*ARGUMENTS)  # noqa: F821

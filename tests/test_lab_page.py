@@ -1,0 +1,776 @@
+"""The HTML page and the pictures of a report: structure, safety, and how it works in a browser."""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from discretegrad_lab.page import (
+    DARK,
+    LIGHT,
+    Claim,
+    Curve,
+    Figure,
+    Page,
+    Section,
+    Table,
+    _luminance,
+    _rgb,
+    _visible,
+    labels,
+    limits,
+    render,
+    ticks,
+)
+from discretegrad_lab.plots import draw, picture_grid
+
+TEMPLATE = files("discretegrad_lab").joinpath("page.html").read_text("utf-8")
+NAN, INF = math.nan, math.inf
+
+# what a careless page would run, or take for its own parts
+NASTY = (
+    "</script><script>window.broken = 1</script>",
+    "\"><img src=x onerror='window.broken = 1'>",
+    "<!-- & &amp; <b> ' \u2028",
+    "{{figures}} $& \\1 \\u003c",
+)
+
+EPOCHS = list(range(1, 41))
+FALLING = [0.2 + 0.05 * math.exp(-x / 8) for x in EPOCHS]
+
+
+def band(y, width=0.002):
+    return {"low": [v - width for v in y], "high": [v + width for v in y]}
+
+
+REINMAX = Curve("ReinMax", "#0072B2", EPOCHS, FALLING, **band(FALLING))
+BROKEN = Curve(
+    "ST", "#D55E00", EPOCHS, [NAN if x in (9, 11) or x > 30 else 0.25 for x in EPOCHS], dash="6 3"
+)
+SPARSE = Curve("test", "#888888", EPOCHS[9::10], FALLING[9::10], dash="2 3")
+FIGURE = Figure(
+    "Setting A", "Mean of *n* runs.", "epoch", "loss", (REINMAX, BROKEN, SPARSE), reference=0.2025
+)
+
+
+def plain(item):
+    return render(Page("Title", "Text", (Section("Section", "", (item,)),)))
+
+
+def nasty_page():
+    script, quote, comment, marker = NASTY
+    figure = Figure(
+        script,
+        quote,
+        comment,
+        marker,
+        (
+            Curve(script, "#0072B2", [1, 2, 3], [1.0, NAN, 2.0]),
+            Curve(quote, "#000000", [1, NAN, 3], [INF, 1.0, -INF], [-1, -1, -1], [NAN, 2, 2]),
+            Curve(comment, "#ffffff", [], []),
+        ),
+        log_y=True,
+        reference=0.0,
+        reference_name=quote,
+    )
+    table = Table(quote, script, NASTY, (NASTY, NASTY[::-1]), NASTY)
+    claims = tuple(Claim(text, quote, None, script) for text in NASTY)
+    odd = [
+        Figure("one point", "", "x", "y", (Curve("a", "#009E73", [3], [7.0]),)),
+        Figure("no curve", "", "x", "y", ()),
+        Figure("no number", "", "x", "y", (Curve("a", "#009E73", [1, 2], [NAN, INF]),)),
+        Figure("far", "", "x", "y", (Curve("a", "#009E73", [0, 1e99], [1e-320, 1e99]),), True),
+        Figure("huge", "", "x", "y", (Curve("a", "#009E73", [-1e99, 1e308], [-1e99, 1e99]),)),
+        Figure("below", "", "x", "y", (Curve("a", "#009E73", [1, 2], [-1.0, -2.0]),), True),
+    ]
+    sections = [Section(text, text, (figure, table, *claims)) for text in NASTY]
+    return Page(script, "\n\n".join(NASTY), (*sections, Section("Odd", "", tuple(odd))))
+
+
+def useful_page():
+    table = Table(
+        "Table 2",
+        "Train bound.",
+        ("Estimator", "published", "ours", "verdict", "a heading that is not short"),
+        (
+            ("ReinMax", "98.37 ± 0.44", "98.40", "agrees", "words " * 12),
+            ("ST", "112.63", "\N{EN DASH}", "no runs", "`discretegrad run`"),
+        ),
+        ("One run diverged.",),
+    )
+    claims = (
+        Claim("It converges.", "Figure 1", True, "0.2031"),
+        Claim("It does not.", "Figure 2", False, "0.2500"),
+        Claim("Nobody knows.", "Table 3", None, "no runs"),
+    )
+    falling = Figure(
+        "A very long title of a figure, to see whether it is broken on a small screen",
+        "",
+        "epoch",
+        "loss",
+        tuple(Curve(f"curve {i}", "#0072B2", EPOCHS, FALLING) for i in range(9)),
+        log_y=True,
+    )
+    return Page(
+        "Report",
+        "First.\n\nSecond with `code`.",
+        (Section("Polynomial", "", (*claims, FIGURE, falling)), Section("VAE", "Text.", (table,))),
+    )
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes and texts; refuses what is not well nested."""
+
+    VOID = frozenset({"meta", "link"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        assert len(dict(attributes)) == len(attributes), f"an attribute twice in {tag}"
+        assert tag != "li" or self.open[-1][0] == "ul"
+        element = (tag, dict(attributes), [])
+        self.elements.append(element)
+        if tag not in self.VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attributes):
+        # in HTML only elements of a drawing may close themselves
+        assert any(tag == "svg" for tag, _, _ in self.open)
+        self.elements.append((tag, dict(attributes), []))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, _, texts in self.open:
+            texts.append(data)
+
+    def of(self, tag, kind=None):
+        return [
+            (attributes, "".join(texts))
+            for name, attributes, texts in self.elements
+            if name == tag and kind in (None, attributes.get("class"))
+        ]
+
+    def texts(self, tag, kind=None):
+        return [text for _, text in self.of(tag, kind)]
+
+
+PAGES = {"useful": useful_page, "nasty": nasty_page}
+
+
+@pytest.fixture(params=PAGES)
+def page(request):
+    return PAGES[request.param]()
+
+
+def figures_of(page):
+    return [item for s in page.sections for item in s.items if isinstance(item, Figure)]
+
+
+def data_of(text):
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.S)
+    return json.loads(found[1])
+
+
+# structure
+
+
+def test_everything_is_on_the_page_as_it_was_given(page):
+    read = Reader(render(page))
+    items = [item for section in page.sections for item in section.items]
+    tables = [item for item in items if isinstance(item, Table)]
+    claims = [item for item in items if isinstance(item, Claim)]
+
+    def words(text):
+        return " ".join(text.replace("`", "").split())
+
+    assert [words(t) for t in read.texts("h1")] == [words(page.title)]
+    assert [words(t) for t in read.texts("h2")] == [words(s.heading) for s in page.sections]
+    expected = [words(item.title) for item in items if isinstance(item, Figure | Table)]
+    assert [words(text) for text in read.texts("h3")] == expected
+    for part in re.split(r"\n\n", page.introduction):
+        assert words(part) in map(words, read.texts("p"))
+    for table in tables:
+        cells = {words(cell) for row in table.rows for cell in row}
+        assert cells <= {words(text) for text in read.texts("td") + read.texts("th")}
+        assert {words(note) for note in table.notes} <= set(map(words, read.texts("li")))
+    assert [words(text) for text in read.texts("cite")] == [words(c.place) for c in claims]
+    assert [words(t) for t in read.texts("p", "evidence")] == [words(c.evidence) for c in claims]
+    legend = [words(curve.name) for figure in figures_of(page) for curve in figure.curves]
+    assert [words(text) for text in read.texts("span", "name")] == legend
+
+
+def test_it_can_be_read_without_seeing_it(page):
+    read = Reader(render(page))
+    assert read.of("html")[0][0]["lang"] == "en"
+    assert len(read.of("h1")) == len(read.of("main")) == 1
+    assert len(read.of("caption")) == len(read.of("table"))
+    assert {attributes["scope"] for attributes, _ in read.of("th")} <= {"col", "row"}
+    for attributes, _ in read.of("svg"):
+        assert attributes.get("aria-hidden") == "true" or attributes["aria-label"]
+    names = [attributes["id"] for _, attributes, _ in read.elements if "id" in attributes]
+    assert len(set(names)) == len(names)
+    for _, attributes, _ in read.elements:
+        assert attributes.get("aria-labelledby", names[0]) in names
+        assert attributes.get("href", "#").removeprefix("#") in ["", "data:,", *names]
+
+
+def test_a_verdict_is_a_word_and_a_sign_and_a_colour():
+    read = Reader(render(useful_page()))
+    assert [text.split(maxsplit=1) for text in read.texts("p", "verdict")] == [
+        ["✓", "holds"],
+        ["✗", "does not hold"],
+        ["?", "undecided"],
+    ]
+    assert [len(read.of("li", kind)) for kind in ("holds", "does", "undecided")] == [1, 1, 1]
+
+
+def test_numbers_are_flush_right_and_words_are_not():
+    read = Reader(render(useful_page()))
+    assert read.texts("th", "number") == ["published", "ours"]
+    assert read.texts("td", "number") == ["98.37 ± 0.44", "98.40", "112.63", "\N{EN DASH}"]
+
+
+def test_the_same_page_gives_the_same_text(page):
+    assert render(page) == render(page)
+
+
+# safety
+
+
+def test_what_is_put_in_cannot_become_part_of_the_page():
+    page = nasty_page()
+    read = Reader(render(page))
+    assert len(read.of("script")) == 2
+    assert not read.of("img")
+    assert not read.of("b")
+    assert len(read.of("figure")) == len(figures_of(page)) == len(data_of(render(page)))
+    for _, attributes, _ in read.elements:
+        assert not any(name.startswith("on") for name in attributes)
+    # the markers of the template stay what they are in a text
+    assert sum(NASTY[3].split()[0] in text for text in read.texts("h2")) == 1
+
+
+def test_the_page_refers_to_nothing_outside_itself(page):
+    text = render(page)
+    read = Reader(text)
+    for tag, attributes, _ in read.elements:
+        for name in ("src", "srcset", "action", "data", "poster", "xlink:href"):
+            assert name not in attributes, f"{name} of {tag}"
+        assert attributes.get("href", "#").startswith(("#", "data:,"))
+        assert "url(" not in attributes.get("style", "")
+    style, script = "".join(read.texts("style")), read.texts("script")[-1]
+    assert not re.search(r"url\(|@import|@font-face", style)
+    assert not re.search(r"fetch|XMLHttp|WebSocket|EventSource|sendBeacon|import|Worker", script)
+    assert "//" not in re.sub(r"^\s*// .*$", "", TEMPLATE, flags=re.M)
+    policy = next(a["content"] for a, _ in read.of("meta") if "http-equiv" in a)
+    assert policy.startswith("default-src 'none';")
+
+
+def test_the_script_is_small():
+    script = TEMPLATE.rpartition("<script>")[2].partition("</script>")[0]
+    assert len(script.splitlines()) < 300
+
+
+def test_what_is_not_finite_is_a_gap_in_the_data():
+    curve = Curve("a", "#000000", [1, 2, 3], [NAN, INF, 1e101], [0, 1, 2], [-INF, 2, 3])
+    (data,) = data_of(plain(Figure("", "", "", "", (curve,), reference=NAN)))
+    (drawn,) = data["curves"]
+    assert drawn["y"] == [None, None, None]
+    assert drawn["high"] == [None, 2, 3]
+    assert data["reference"] is None
+
+
+# the drawings without a script
+
+
+def drawing(figure):
+    text = plain(figure)
+    return Reader(text[text.index('<div class="plot">') : text.index('<p class="at">')])
+
+
+def test_lines_have_gaps_and_lonely_points_are_dots():
+    y = [1.0, NAN, 2.0, 3.0, INF, 4.0, 5.0, 6.0]
+    curve = Curve("a", "#0072B2", list(range(8)), y, **band(y), dash="6 3")
+    read = drawing(Figure("", "", "", "", (curve,)))
+    lines = [attributes for attributes, _ in read.of("path", "curve")]
+    assert [line["d"].count("L") + 1 for line in lines] == [2, 3]
+    assert {line["stroke-dasharray"] for line in lines} == {"6 3"}
+    assert len(read.of("circle", "dot")) == 1
+    assert [a["d"].count("L") + 1 for a, _ in read.of("path", "band")] == [2, 4, 6]
+
+
+def test_points_stand_where_the_axes_say():
+    curve = Curve("a", "#0072B2", [0, 5000], [1.0, 100.0])
+    read = drawing(Figure("", "", "", "", (curve,), log_y=True, reference=10.0))
+    (line, _), (reference, _) = read.of("path", "curve")[0], read.of("path", "reference")[0]
+    (x0, y0), (x1, y1) = (map(float, p.split()) for p in line["d"][1:].split("L"))
+    assert (x0, x1) == (56, 628)
+    assert float(re.match(r"M56 ([\d.]+)H628", reference["d"])[1]) == pytest.approx(
+        (y0 + y1) / 2, abs=0.1
+    )
+    marks = {text: float(a["y"]) for a, text in read.of("text") if text in ("1", "100")}
+    assert marks == {"1": y0, "100": y1}
+
+
+def test_an_interval_that_reaches_below_zero_ends_at_a_logarithmic_axis():
+    curve = Curve("a", "#0072B2", [0, 1], [1.0, 2.0], [-1.0, 1.0], [2.0, 4.0])
+    figure = Figure("", "", "", "", (curve,), log_y=True)
+    read = drawing(figure)
+    (path, _) = read.of("path", "band")[0]
+    assert path["d"].endswith("L56.0 318.0Z")
+    assert limits(figure)[1][0] > 0.9
+
+
+def test_the_legend_shows_the_last_value_and_where_it_is():
+    read = Reader(plain(FIGURE))
+    ends = list(zip(read.texts("span", "value"), read.texts("span", "interval"), strict=True))
+    assert ends[0] == ("0.20034", "0.19834 to 0.20234")
+    assert ends[1] == ("0.25000", "at 30")
+    label = next(a["aria-label"] for a, _ in read.of("svg") if "aria-label" in a)
+    assert label.startswith("Setting A. loss over epoch. Last values: ReinMax 0.20034; ST 0.25000")
+    nowhere = Curve("a", "#000000", [1, 2, NAN], [1.0, NAN, 2.0], [0.5, 0, 0], [INF, 0, 0])
+    read = Reader(plain(Figure("", "", "", "", (nowhere,))))
+    assert (read.texts("span", "value"), read.texts("span", "interval")) == (["1.0000"], ["at 1"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "texts"),
+    [
+        (0.1975, 0.2575, False, "0.20 0.21 0.22 0.23 0.24 0.25"),
+        (-3.0, 3.0, False, "-3 -2 -1 0 1 2 3"),
+        (0.9, 1.1, True, "0.90 0.95 1.00 1.05 1.10"),
+        (2.0, 30.0, True, "2 5 10 20"),
+        (0.001, 40.0, True, "0.001 0.01 0.1 1 10"),
+        (1e-90, 1e90, True, "1e-90 1e-60 1e-30 1 1e+30 1e+60 1e+90"),
+    ],
+)
+def test_axes_have_round_numbers(low, high, log, texts):
+    assert labels(ticks(low, high, 6, log), log) == texts.split()
+
+
+@pytest.mark.parametrize("background", [LIGHT, DARK])
+@pytest.mark.parametrize("colour", ["#0072B2", "#E69F00", "#000000", "#ffffff", "#14171b"])
+def test_a_line_can_be_told_from_the_background(colour, background):
+    dark, light = sorted(_luminance(_rgb(c)) for c in (_visible(colour, background), background))
+    assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+def test_a_colour_that_can_be_seen_is_not_changed():
+    assert _visible("#0072b2", LIGHT) == "#0072b2"
+    assert _luminance(_rgb("#808080")) == pytest.approx(0.21586, abs=1e-5)
+    assert f"--page: light-dark({LIGHT}, {DARK})" in TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Curve("a", "red", [], []), r"expected a colour such as #0072b2, got 'red'"),
+        (lambda: Curve("a", "#000000;x", [], []), r"expected a colour"),
+        (lambda: Curve("a", "#000000", [], [], dash='1"'), r"expected a dash"),
+        (lambda: Curve("a", "#000000", [1], []), r"as many values of y as of x in 'a', got 0 and"),
+        (lambda: Curve("a", "#000000", [1], [1], low=[1]), r"both ends of the interval of 'a'"),
+        (lambda: Curve("a", "#000000", [1], [1], [1], []), r"as many values of high as of x"),
+        (lambda: Table("t", "", ("a", "b"), (("1",),)), r"expected 2 cells in each row of 't'"),
+        (lambda: draw([], "x.png"), r"expected at least one figure, got none"),
+        (lambda: draw([FIGURE], "x.png", columns=0), r"expected at least one column, got 0"),
+        (lambda: picture_grid([], "x.png"), r"expected rows of the same shape .* got no row"),
+        (lambda: picture_grid([("a", torch.ones(2, 2))], "x.png"), r"got \(2, 2\)"),
+        (
+            lambda: picture_grid([("a", np.ones((1, 2, 2))), ("b", np.ones((2, 2, 2)))], "x.png"),
+            r"got \(1, 2, 2\), \(2, 2, 2\)",
+        ),
+        (lambda: picture_grid([("a", np.ones((1, 2, 2)))], "x.png", group=0), r"groups of at le"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(make, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        make()
+    assert not list(tmp_path.iterdir())
+
+
+# in a browser
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no browser: expected chromium, chromium-browser or google-chrome"
+)
+
+# before all scripts of the page: counts what goes wrong
+WATCH = """<script>
+window.seen = [];
+addEventListener("error", (event) => seen.push(String(event.message)), true);
+addEventListener("unhandledrejection", (event) => seen.push(String(event.reason)));
+addEventListener("securitypolicyviolation", (event) => seen.push(event.violatedDirective));
+console.error = console.warn = (...words) => seen.push(words.join(" "));
+</script>"""
+
+# after them: does what the test wants, and writes the answer where --dump-dom shows it
+ASK = """<script>
+addEventListener("load", () => {
+  const all = (name, from = document) => [...from.querySelectorAll(name)];
+  const style = (name, key) => getComputedStyle(document.querySelector(name))[key];
+  const pointer = (element, kind, x, y, more = {}) => {
+    const frame = element.getBoundingClientRect();
+    element.dispatchEvent(new PointerEvent(kind, {
+      clientX: frame.left + x, clientY: frame.top + y, pointerId: 1, pointerType: "mouse",
+      button: 0, bubbles: true, ...more,
+    }));
+  };
+  const answer = (() => { %s })();
+  answer.errors = seen;
+  answer.asked = performance.getEntriesByType("resource").map((entry) => entry.name);
+  answer.broken = window.broken ?? null;
+  answer.drawn = Number(document.documentElement.dataset.drawn);
+  document.documentElement.dataset.answer = JSON.stringify(answer);
+  parent.postMessage(JSON.stringify(answer), "*");
+});
+</script>"""
+
+# no window is narrower than 500 pixels, but a frame is
+FRAME = """<!doctype html><html><head><style>:root { color-scheme: light dark }</style><script>
+addEventListener("message", (event) => { document.documentElement.dataset.answer = event.data; });
+</script></head><body><iframe src="page.html" style="width: %dpx; height: 900px"></iframe></body>
+</html>"""
+
+
+def browse(tmp_path, text, script, dark=False, width=1280):
+    """What a script answers on the page, and what the page asked the network for."""
+    text = text.replace("<head>", "<head>" + WATCH, 1).replace("</body>", ASK % script + "</body>")
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    (tmp_path / "frame.html").write_text(FRAME % width, "utf-8")
+    log = tmp_path / "net.json"
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--no-first-run",
+            "--hide-scrollbars",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},900",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--log-net-log={log}",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=2000",
+            "--dump-dom",
+            (tmp_path / ("page.html" if width >= 500 else "frame.html")).as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = re.search(r"<html[^>]*>", done.stdout)
+    assert found, f"the browser gave no page: {done.stderr[-2000:]}"
+    answer = json.loads(Reader(found[0] + "</html>").of("html")[0][0]["data-answer"])
+    answer["console"] = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    # the browser has its own requests; those of the page carry the page as their origin
+    answer["net"] = [
+        event["params"]["url"]
+        for event in json.loads(log.read_text())["events"]
+        if event.get("params", {}).get("initiator", "not an origin") != "not an origin"
+        and not event["params"]["url"].startswith("file:")
+    ]
+    return answer
+
+
+LOOK = """
+  return {
+    background: style("body", "backgroundColor"), text: style("body", "color"),
+    ink: style("figure .curve", "stroke"),
+    wide: document.documentElement.scrollWidth, window: innerWidth,
+    empty: all(".plot > svg").filter((svg) => svg.querySelector(".axis") === null).length,
+    numbers: all(".plot path").filter((path) => /NaN|Infinity/.test(path.getAttribute("d"))).length,
+    dead: all("button:disabled").filter((button) => button.className !== "reset").length,
+    pictures: all("img").length,
+  };
+"""
+QUIET = {"errors": [], "asked": [], "net": [], "console": [], "broken": None}
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("name", "dark"),
+    [("useful", False), ("useful", True), ("nasty", False)],
+    ids=["light", "dark", "nasty"],
+)
+def test_a_browser_draws_all_figures_in_both_themes_and_asks_for_nothing(tmp_path, name, dark):
+    page = PAGES[name]()
+    seen = browse(tmp_path, render(page), LOOK, dark)
+    assert {key: seen[key] for key in QUIET} == QUIET
+    assert seen["drawn"] == len(figures_of(page))
+    assert (seen["empty"], seen["numbers"], seen["dead"], seen["pictures"]) == (0, 0, 0, 0)
+
+    def rgb(colour):
+        return "rgb({:.0f}, {:.0f}, {:.0f})".format(*_rgb(colour))
+
+    assert seen["background"] == rgb(DARK if dark else LIGHT)
+    assert seen["text"] == rgb("#e6e9ec" if dark else "#1b1f24")
+    assert seen["ink"] == rgb(_visible("#0072B2", DARK if dark else LIGHT))
+    assert seen["wide"] <= seen["window"]
+
+
+@needs_browser
+@pytest.mark.parametrize("name", PAGES)
+def test_a_telephone_scrolls_down_and_not_aside(tmp_path, name):
+    page = PAGES[name]()
+    seen = browse(tmp_path, render(page), LOOK, width=360)
+    assert {key: seen[key] for key in QUIET} == QUIET
+    assert seen["drawn"] == len(figures_of(page))
+    assert seen["wide"] <= seen["window"] <= 360
+
+
+@needs_browser
+def test_the_watch_sees_errors_and_requests(tmp_path):
+    """Without the policy of the page, and with what must not happen."""
+    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", plain(FIGURE))
+    text = text.replace("<main>", '<main><img src="http://example.invalid/a.png">')
+    text = text.replace("</main>", "</main><script>console.error('planted'); planted();</script>")
+    seen = browse(tmp_path, text, "return {};")
+    assert "planted" in seen["errors"]
+    assert any("planted is not defined" in error for error in seen["errors"])
+    assert "http://example.invalid/a.png" in seen["net"]
+    assert "http://example.invalid/a.png" in seen["asked"]
+    assert any("planted is not defined" in line for line in seen["console"])
+
+
+@needs_browser
+def test_the_policy_of_the_page_stops_requests(tmp_path):
+    text = plain(FIGURE).replace("<main>", '<main><img src="http://example.invalid/a.png">')
+    seen = browse(tmp_path, text, "return {};")
+    assert "img-src" in seen["errors"]
+    assert seen["net"] == []
+
+
+REACT = """
+  const [figure] = all("figure"), plot = figure.querySelector(".plot");
+  const values = () => all(".legend button", figure).map((button) =>
+    all(".value, .interval", button).map((cell) => cell.textContent.trim()));
+  const at = () => figure.querySelector(".at").textContent;
+  const lines = () => all(".plot .curve", figure).length;
+  const texts = () => all(".plot text", figure).map((node) => node.textContent);
+  const reset = figure.querySelector(".reset"), buttons = all(".legend button", figure);
+  const width = plot.clientWidth, x = (epoch) => 56 + (width - 68) * (epoch - 1) / 39;
+  const key = (name) => plot.dispatchEvent(new KeyboardEvent("keydown", { key: name }));
+  const told = { lines: lines(), start: values(), startAt: at(), reset: reset.disabled };
+
+  pointer(plot, "pointermove", x(20) + 1, 90);
+  told.hover = values(); told.hoverAt = at();
+  told.dots = all(".plot .dot", figure).length; told.cursor = all(".cursor", figure).length;
+  pointer(plot, "pointermove", x(24), 90);
+  told.between = values();
+  pointer(plot, "pointerleave", 0, 0);
+  told.left = values(); told.leftDots = all(".plot .dot", figure).length;
+
+  buttons[0].click();
+  told.hidden = lines(); told.hiddenPressed = buttons[0].getAttribute("aria-pressed");
+  buttons[0].click();
+  told.shown = lines();
+
+  const before = texts();
+  pointer(plot, "pointerdown", x(10) - 3, 100);
+  pointer(plot, "pointermove", x(20), 102);
+  told.choice = all(".choice", figure).length;
+  pointer(plot, "pointerup", x(20), 102);
+  told.zoomed = texts(); told.zoomReset = reset.disabled;
+  pointer(plot, "pointermove", 56, 90);
+  told.zoomAt = at();
+  pointer(plot, "pointerleave", 0, 0);
+  plot.dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
+  told.restored = JSON.stringify(texts()) === JSON.stringify(before);
+  pointer(plot, "pointerdown", x(10) - 3, 60);
+  pointer(plot, "pointerup", x(20), 160);
+  told.both = texts();
+  reset.click();
+  told.again = JSON.stringify(texts()) === JSON.stringify(before);
+  pointer(plot, "pointerdown", x(10), 60, { pointerType: "touch" });
+  pointer(plot, "pointerup", x(20), 160, { pointerType: "touch" });
+  told.touch = [at(), JSON.stringify(texts()) === JSON.stringify(before)];
+  pointer(plot, "pointerleave", 0, 0);
+
+  const log = figure.querySelector(".log");
+  const path = () => figure.querySelector(".plot .curve").getAttribute("d");
+  const linear = path();
+  log.click();
+  told.log = [path() !== linear, log.getAttribute("aria-pressed")];
+  log.click();
+  told.linear = [path() === linear, log.getAttribute("aria-pressed")];
+
+  key("ArrowLeft"); key("ArrowLeft");
+  told.keyAt = at(); told.spoken = figure.querySelector(".spoken").textContent;
+  key("Escape");
+  told.escaped = at();
+
+  const theme = document.getElementById("theme");
+  told.theme = [style("body", "backgroundColor")];
+  theme.click(); told.theme.push(style("body", "backgroundColor"), theme.textContent);
+  theme.click(); told.theme.push(style("body", "backgroundColor"), theme.textContent);
+  return told;
+"""
+
+
+@needs_browser
+def test_curves_can_be_read_hidden_zoomed_and_put_on_a_logarithmic_axis(tmp_path):
+    seen = browse(tmp_path, plain(FIGURE), REACT)
+    assert {key: seen[key] for key in QUIET} == QUIET
+    end = [["0.20034", "0.19834 to 0.20234"], ["0.25000", "at 30"], ["0.20034", ""]]
+    assert (seen["start"], seen["startAt"], seen["reset"]) == (end, "last value", True)
+
+    at_20 = f"{FALLING[19]:.5f}"
+    interval = f"{FALLING[19] - 0.002:.5f} to {FALLING[19] + 0.002:.5f}"
+    assert (seen["hover"], seen["hoverAt"]) == (
+        [[at_20, interval], ["0.25000", ""], [at_20, ""]],
+        "epoch: 20",
+    )
+    # one of them is the lonely point between two gaps
+    assert (seen["dots"], seen["cursor"]) == (4, 1)
+    assert seen["between"][2] == [at_20, "at 20"]
+    assert (seen["left"], seen["leftDots"]) == (end, 1)
+
+    # ReinMax, two pieces of ST and the test curve
+    assert (seen["lines"], seen["hidden"], seen["shown"]) == (4, 3, 4)
+    assert seen["hiddenPressed"] == "false"
+
+    assert seen["choice"] == 1
+    numbers = [float(text) for text in seen["zoomed"] if re.fullmatch(r"[1-9][\d.]*", text)]
+    assert numbers
+    assert all(9.8 <= number <= 20 for number in numbers)
+    assert (seen["zoomReset"], seen["zoomAt"]) == (False, "epoch: 10")
+    assert (seen["restored"], seen["again"]) == (True, True)
+    assert seen["both"] != seen["zoomed"]
+    assert seen["touch"] == ["epoch: 10", True]
+
+    assert (seen["log"], seen["linear"]) == ([True, "true"], [True, "false"])
+    assert seen["keyAt"] == "epoch: 39"
+    assert seen["spoken"].startswith("epoch: 39; ReinMax 0.20038 ")
+    assert seen["escaped"] == "last value"
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
+    assert seen["theme"] == [light, dark, "light", light, "dark"]
+
+
+# pictures
+
+
+def colours(path):
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def test_a_plot_has_a_panel_for_each_figure_and_the_same_bytes_each_time(tmp_path):
+    figures = figures_of(nasty_page())[-7:]
+    draw(figures, tmp_path / "all.png", columns=4)
+    pixels = colours(tmp_path / "all.png")
+    assert pixels.shape[1] == 4 * 630
+    # no figure for the last panel
+    assert (pixels[480:900, 3 * 630 + 40 :] == 255).all()
+    assert (pixels[480:900, 2 * 630 + 40 : 3 * 630] < 255).any()
+    for name in ("a", "b"):
+        draw(figures[:1], tmp_path / f"{name}.png", columns=4, metadata={"Source": "abc"})
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.text == {"Source": "abc"}
+        assert picture.size[0] == 630
+
+
+def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
+    gap = [NAN if 10 < x < 30 else 0.25 for x in EPOCHS]
+    figures = [
+        Figure(r"$\no$ formula", "", "epoch", "$", (REINMAX,)),
+        Figure("gap", "", "epoch", "loss", (Curve("ST", "#D55E00", EPOCHS, gap),)),
+    ]
+    draw(figures, tmp_path / "plot.png", columns=2)
+    pixels = colours(tmp_path / "plot.png")
+    panels = pixels[:400]  # above the legend
+    blue, red = ((panels == rgb).all(-1) for rgb in ([0, 0x72, 0xB2], [0xD5, 0x5E, 0]))
+    assert blue[:, :630].sum() > 500
+    assert not blue[:, 630:].any()
+    columns = np.flatnonzero(red.any(0))
+    # half of the epochs are missing, in one stretch
+    assert np.diff(columns).max() > 0.4 * (columns[-1] - columns[0])
+    tint = np.round(255 - 0.16 * (255 - np.array([0, 0x72, 0xB2])))
+    assert (abs(panels[:, :630] - tint).max(-1) <= 1).sum() > 500
+
+    with_reference = dataclasses.replace(figures[0], reference=0.22)
+    draw([with_reference, figures[1]], tmp_path / "reference.png", columns=2)
+    changed = (colours(tmp_path / "reference.png") != pixels).any(-1)
+    assert changed.sum(1).max() > 150
+
+
+def test_an_interval_below_zero_reaches_the_foot_of_a_logarithmic_plot(tmp_path):
+    curve = Curve("a", "#0072B2", [0, 1, 2], [1.0] * 3, [-1.0] * 3, [2.0] * 3)
+    draw([Figure("", "", "", "", (curve,), log_y=True)], tmp_path / "plot.png")
+    pixels = colours(tmp_path / "plot.png")
+    tint = np.round(255 - 0.16 * (255 - np.array([0, 0x72, 0xB2])))
+    rows = np.flatnonzero((abs(pixels - tint).max(-1) <= 1).sum(1) > 400)
+    axis = np.flatnonzero((pixels < 120).all(-1).sum(1) > 400)
+    assert 0 < axis[0] - rows[-1] <= 2
+
+
+def test_dashes_are_drawn_and_a_dash_is_as_long_as_on_the_page(tmp_path):
+    flat = [1.0] * 40
+    figure = Figure("", "", "", "", (Curve("a", "#0072B2", EPOCHS, flat, dash="6 3"),))
+    draw([figure], tmp_path / "plot.png")
+    blue = (colours(tmp_path / "plot.png")[:400] == [0, 0x72, 0xB2]).all(-1)
+    row = blue[blue.any(1).argmax() + 1]
+    starts = np.flatnonzero(np.diff(row.astype(int)) == 1)
+    # nine pixels of a line two wide, here 1.6 points at 150 dots an inch
+    assert np.diff(starts).mean() == pytest.approx(9 / 2 * 1.6 * 150 / 72, rel=0.03)
+
+
+def test_pictures_stand_in_rows_in_pairs_with_their_grey_values(tmp_path):
+    first = torch.zeros(3, 28, 28, requires_grad=True)
+    second = torch.ones(3, 28, 28)
+    second[1, 7, 9] = NAN
+    rows = [("data", first), ("ReinMax", 0.5 * second), ("data", first), ("ST", second - 3)]
+    for name in ("a", "b"):
+        picture_grid(rows, tmp_path / f"{name}.png", title="Digits", metadata={"Source": "x"})
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    pixels = colours(tmp_path / "a.png")
+    # three dots a pixel; from the right: a margin of two, three pictures with two between them
+    column = pixels.shape[1] - 3 * (2 + 14)
+    line = pixels[:, column, 0]
+    from_below = 3 * np.array([2 + 14, 2 + 28 + 2 + 14, 2 + 2 * 30 + 7 + 14, 2 + 3 * 30 + 7 + 14])
+    assert line[-from_below].tolist() == [0, 0, 127, 0]
+    assert line[-3 * (2 + 2 * 30 + 3)] == 255  # between the pairs
+    reds = (pixels == [204, 0, 0]).all(-1)
+    assert reds.sum() == 2 * 3 * 3
+
+
+def test_the_page_needs_nothing_and_the_plots_need_no_window():
+    program = (
+        "import sys; import discretegrad_lab.page; "
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules); "
+        "import discretegrad_lab.plots; "
+        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
+    )
+    source = str(Path(__file__).resolve().parents[1] / "src")
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {source!r}); {program}"],
+        check=True,
+        timeout=60,
+    )

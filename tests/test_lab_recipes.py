@@ -1,0 +1,325 @@
+"""The recipes: which runs they are, and the paper's numbers they rest on."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from discretegrad_lab import claims, published, recipes
+from discretegrad_lab.config import Polynomial, Vae
+from discretegrad_lab.estimators import ESTIMATORS
+from discretegrad_lab.recipes import RECIPES, choose_temperatures, temperature
+from discretegrad_lab.results import Results, Row
+
+COUNTS = {
+    "polynomial-headline": (21, 3),
+    "polynomial-curves": (105, 3),
+    "polynomial-grids": (945, 27),
+    "polynomial-settings": (2430, 54),
+    "polynomial-temperatures": (720, 6),
+    "vae-10x30": (50, 1),
+}
+
+
+def identities(name):
+    return {run.identity for run in RECIPES[name].runs()}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_runs_are_complete_and_different(name):
+    recipe = RECIPES[name]
+    runs = recipe.runs()
+    count, stacks = COUNTS[name]
+    assert len(runs) == len(identities(name)) == count
+    assert len({run.stack_key for run in runs}) == stacks
+    assert recipe.cost.startswith(f"{count:,} runs of ")
+    steps = {
+        run.epochs * (run.steps_per_epoch if run.task == "polynomial" else 600) for run in runs
+    }
+    assert f" {steps.pop():,} steps" in recipe.cost
+    assert not steps
+    assert {run.estimator for run in runs} == set(recipe.estimators)
+    assert {run.seed for run in runs} == set(recipe.seeds)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_part_of_a_run_has_its_place_in_a_report(name):
+    recipe = RECIPES[name]
+    named = {"estimator", "seed", *recipe.panels, *recipe.rows}
+    # what else differs between runs follows from those, such as the temperature
+    settings = {}
+    for run in recipe.runs():
+        document = run.document()
+        key = tuple(document[field] for field in sorted(named))
+        assert settings.setdefault(key, run) == run
+    for field in (*recipe.panels, *recipe.rows):
+        assert len({run.document()[field] for run in recipe.runs()}) > 1
+
+
+def test_a_part_of_a_recipe_has_the_same_runs():
+    recipe = RECIPES["polynomial-curves"]
+    part = recipe.runs(seeds=[3, 1, 3], estimators=["st", "exact", "st"])
+    assert len(part) == 2 * 2 * 3
+    assert {run.identity for run in part} < identities("polynomial-curves")
+    assert {(run.seed, run.estimator) for run in part} == {
+        (seed, name) for seed in (1, 3) for name in ("st", "exact")
+    }
+    more = recipe.runs(seeds=[99], estimators=["rodeo"])
+    assert {(run.seed, run.estimator) for run in more} == {(99, "rodeo")}
+
+
+def test_recipes_share_runs():
+    assert identities("polynomial-curves") < identities("polynomial-grids")
+    assert identities("polynomial-grids") < identities("polynomial-settings")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "polynomial-curves",
+            {"estimators": ["reinmux"]},
+            "expected estimators of .* got 'reinmux'",
+        ),
+        ("vae-10x30", {"estimators": ["st", "rodeo"]}, "of stgs, .* for vae-10x30, got 'rodeo'"),
+        ("polynomial-temperatures", {"estimators": ["exact"]}, "got 'exact'"),
+        ("polynomial-curves", {"seeds": []}, "at least one estimator and one seed"),
+        ("polynomial-curves", {"estimators": []}, "at least one estimator and one seed"),
+        ("polynomial-curves", {"seeds": [-1]}, "expected a seed"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        RECIPES[name].runs(**options)
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match=r"expected a recipe of .*vae-10x30.* got 'table-2'"):
+        recipes.get("table-2")
+
+
+def test_figure_1_is_as_in_the_paper():
+    runs = RECIPES["polynomial-curves"].runs()
+    assert {run.power for run in runs} == {1.5, 2.0, 3.0}
+    for run in runs:
+        shared = (run.latents, run.batch, run.target, run.optimiser, run.learning_rate, run.draws)
+        assert shared == (128, 256, "constant", "adam", 1e-3, 1000)
+        assert run.epochs * run.steps_per_epoch == 8000
+
+
+def test_settings_have_every_combination():
+    runs = RECIPES["polynomial-settings"].runs(seeds=[0], estimators=["rodeo"])
+    found = {(run.power, run.target, run.latents, run.batch) for run in runs}
+    assert len(found) == 3 * 2 * len(recipes.LATENTS) * len(recipes.BATCHES)
+    assert {target for _, target, _, _ in found} == {"constant", "spread"}
+
+
+def test_the_column_of_table_2_is_trained_with_the_settings_of_table_8():
+    found = {
+        (run.estimator, run.optimiser, run.learning_rate, run.tau)
+        for run in RECIPES["vae-10x30"].runs()
+    }
+    assert found == {
+        ("stgs", "radam", 5e-4, 0.5),
+        ("gr-mck", "radam", 5e-4, 1.0),
+        ("gst-1.0", "radam", 5e-4, 0.5),
+        ("st", "radam", 7e-4, 1.4),
+        ("reinmax", "radam", 5e-4, 1.3),
+    }
+    run = RECIPES["vae-10x30"].runs()[0]
+    assert isinstance(run, Vae)
+    assert (run.categories, run.latents, run.epochs, run.batch) == (10, 30, 160, 100)
+    assert run.draws == 1000
+
+
+def test_every_claim_is_evaluated_and_reported():
+    used = {name for recipe in RECIPES.values() for name in recipe.claims}
+    assert used == set(published.claims()) == set(claims._CLAIMS)
+    for claim in published.claims().values():
+        assert claim.text
+        assert re.fullmatch(r"([1-6]|F)\.\d", claim.section)
+
+
+# temperatures
+
+
+def test_temperatures_are_searched_on_other_seeds():
+    searched = {run.seed for run in RECIPES["polynomial-temperatures"].runs()}
+    for name, recipe in RECIPES.items():
+        if name != "polynomial-temperatures":
+            assert not searched & set(recipe.seeds)
+
+
+def test_the_table_has_one_temperature_for_each_setting():
+    chosen = [row for row in published.rows("temperatures.csv") if row["chosen"] == "yes"]
+    keys = {(float(row["power"]), row["target"], row["estimator"]) for row in chosen}
+    searched = {
+        (run.power, run.target, run.estimator) for run in RECIPES["polynomial-temperatures"].runs()
+    }
+    assert len(chosen) == len(keys)
+    assert keys == searched
+    for row in published.rows("temperatures.csv"):
+        assert row["source"] == "default" or re.fullmatch(r"commit .+", row["source"])
+        assert (row["source"] == "default") == (row["score"] == "")
+
+
+def test_estimators_without_a_temperature_have_1():
+    assert {temperature(2.0, "constant", name) for name in ("reinforce", "rodeo", "exact")} == {1.0}
+
+
+def search(best):
+    """Results of a search whose best temperatures are ``best``, 1.1 where it does not say."""
+    rows = []
+    for run in RECIPES["polynomial-temperatures"].runs():
+        config = {k: v for k, v in run.document().items() if k != "version"}
+        distance = abs(run.tau - best.get((run.power, run.target, run.estimator), 1.1))
+        loss = 0.2 + distance / 10 + (run.seed - 1000) * 1e-3
+        rows.append(
+            Row(run.identity, config, "finished", 40, {"expected_loss": loss}, commit="0a1b2c")
+        )
+    return Results("polynomial-temperatures", tuple(rows))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A table of temperatures that the recipes read in place of the committed one."""
+    path = tmp_path / "temperatures.csv"
+    original = published.rows
+
+    def rows(name):
+        if name != path.name:
+            return original(name)
+        head, *lines = (line.split(",") for line in path.read_text().splitlines())
+        return [dict(zip(head, line, strict=True)) for line in lines]
+
+    monkeypatch.setattr(published, "rows", rows)
+    recipes._chosen.cache_clear()
+    yield path
+    recipes._chosen.cache_clear()
+
+
+def test_recipes_train_with_what_the_search_found(table):
+    best = {(2.0, "constant", "stgs"): 0.5, (2.0, "spread", "stgs"): 0.3}
+    choose_temperatures(search(best), table)
+    assert len(table.read_text().splitlines()) == 1 + 3 * 2 * 6 * 10
+    assert temperature(2.0, "constant", "stgs") == 0.5
+    runs = RECIPES["polynomial-settings"].runs(estimators=["stgs", "st", "rodeo"])
+    for run in runs:
+        expected = best.get((run.power, run.target, run.estimator), 1.1)
+        assert run.tau == (1.0 if run.estimator == "rodeo" else expected)
+    assert {run.tau for run in RECIPES["polynomial-headline"].runs(estimators=["stgs"])} == {
+        0.5,
+        1.1,
+    }
+    row = next(r for r in published.rows(table.name) if r["chosen"] == "yes" and r["tau"] == "0.5")
+    assert row["score"] == "0.2005"
+    assert (row["runs"], row["source"]) == ("2", "commit 0a1b2c")
+
+
+def test_a_temperature_that_diverged_is_never_chosen(table):
+    found = search({})
+    worse = [
+        dataclasses.replace(row, state="diverged", metrics={}, diverged_step=7)
+        if row.config["tau"] == 1.1 and row.config["seed"] == 1001
+        else row
+        for row in found.rows
+    ]
+    choose_temperatures(dataclasses.replace(found, rows=tuple(worse)), table)
+    rows = published.rows(table.name)
+    assert {row["score"] for row in rows if row["tau"] == "1.1"} == {"diverged"}
+    # 1.0 and 1.2 are as far from 1.1; of equals the nearest to 1 is chosen
+    assert {row["tau"] for row in rows if row["chosen"] == "yes"} <= {"1.0", "1.2"}
+    assert math.isfinite(temperature(2.0, "constant", "st"))
+
+
+def test_of_equal_temperatures_the_nearest_to_1_is_chosen(table):
+    found = search({})
+    same = [dataclasses.replace(row, metrics={"expected_loss": 0.25}) for row in found.rows]
+    choose_temperatures(dataclasses.replace(found, rows=tuple(same)), table)
+    assert {row["tau"] for row in published.rows(table.name) if row["chosen"] == "yes"} == {"1.0"}
+
+
+def test_an_unfinished_search_chooses_nothing(table):
+    found = search({})
+    with pytest.raises(ValueError, match="without 1 of its 720 runs"):
+        choose_temperatures(dataclasses.replace(found, rows=found.rows[1:]), table)
+    started = (dataclasses.replace(found.rows[0], state="started", metrics={}), *found.rows[1:])
+    with pytest.raises(ValueError, match="without 1 of its 720 runs"):
+        choose_temperatures(dataclasses.replace(found, rows=started), table)
+    assert not table.exists()
+
+
+# the paper's numbers
+
+
+def test_tables_are_whole():
+    cells = published.cells()
+    columns = ("average", "8x4", "4x24", "8x16", "16x12", "64x8", "10x30")
+    estimators = ("stgs", "gr-mck", "gst-1.0", "st", "reinmax")
+    assert set(cells) == {(t, e, c) for t in (2, 9, 10, 11) for e in estimators for c in columns}
+    for cell in cells.values():
+        assert (cell.spread is None) == (cell.column == "average")
+        assert cell.runs == 10
+        assert cell.measure == ("train" if cell.table in (2, 11) else "test")
+        assert cell.chosen_by == ("train" if cell.table in (2, 9) else "test")
+        assert cell.estimator in ESTIMATORS
+    assert cells[2, "reinmax", "10x30"].value == 98.37
+    assert cells[2, "reinmax", "10x30"].spread == 0.44
+    assert cells[9, "gst-1.0", "10x30"].value == 100.78
+    assert cells[11, "stgs", "64x8"].value == 104.02
+    # what experiments of others found in the same column
+    assert cells[2, "st", "10x30"].value == 112.63
+
+
+def test_averages_follow_from_their_columns_but_for_one():
+    wrong = []
+    for (table, estimator, column), cell in published.cells().items():
+        if column == "average":
+            parts = [
+                other.value
+                for other in published.cells().values()
+                if (other.table, other.estimator) == (table, estimator) and other != cell
+            ]
+            assert len(parts) == 6
+            # each part and the average are rounded to two decimals
+            if abs(math.fsum(parts) / 6 - cell.value) > 0.01:
+                wrong.append((table, estimator))
+    assert wrong == [(2, "gst-1.0")]
+
+
+def test_contradictions_are_found():
+    doubts = {(one.table, one.estimator, one.column) for one in published.doubts()}
+    assert doubts == {
+        (2, "gst-1.0", "average"),
+        (8, "gr-mck", "64x8"),
+        (9, "st", "10x30"),
+        (9, "stgs", "8x16"),
+        (10, "stgs", "8x16"),
+    }
+    texts = " ".join(one.text for one in published.doubts() if one.table == 9)
+    assert "118.46 stands in Table 10 too, yet train is 112.63 in Table 2 and 117.46" in texts
+    assert "99.32 ± 0.33 is the train number of Table 2" in texts
+
+
+def test_an_average_that_is_mended_is_no_doubt(monkeypatch):
+    cells = dict(published.cells())
+    key = (2, "gst-1.0", "average")
+    cells[key] = dataclasses.replace(cells[key], value=104.24)
+    monkeypatch.setattr(published, "cells", lambda: cells)
+    assert key not in {(one.table, one.estimator, one.column) for one in published.doubts()}
+
+
+def test_settings_of_an_unknown_column_are_refused():
+    with pytest.raises(ValueError, match=r"expected a column of Table 8 .*10x30.*, got '30x10'"):
+        published.settings("30x10")
+
+
+def test_the_optimum_is_that_of_the_task():
+    from discretegrad_lab.readings import best_loss
+    from discretegrad_lab.tasks import polynomial
+
+    for target in ("constant", "spread"):
+        for latents in (7, 8):
+            run = Polynomial(estimator="st", power=1.5, target=target, latents=latents)
+            assert best_loss(run.document()) == pytest.approx(polynomial.best_loss(run), rel=1e-12)

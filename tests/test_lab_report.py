@@ -1,0 +1,725 @@
+"""From stored runs to committed results to reports, with numbers computed in other ways."""
+
+import csv
+import dataclasses
+import io
+import math
+import random
+
+import pytest
+import torch
+from rich.console import Console
+from scipy import stats
+
+from discretegrad_lab import claims, page, published, report, results
+from discretegrad_lab.claims import evaluate
+from discretegrad_lab.readings import arrival, best_loss, decimal, percent
+from discretegrad_lab.recipes import RECIPES
+from discretegrad_lab.results import Results, Row
+from discretegrad_lab.statistics import Comparison, Summary, compare, student, summarise
+from discretegrad_lab.store import Store
+
+VAE = RECIPES["vae-10x30"]
+CURVES = RECIPES["polynomial-curves"]
+SETTINGS = RECIPES["polynomial-settings"]
+SEARCH = RECIPES["polynomial-temperatures"]
+ENVIRONMENT = {
+    "commit": "0123456789abcdef0123",
+    "changed_since_commit": False,
+    "source": "fedcba9876543210",
+    "device": "a processor",
+    "torch": "2.11.0",
+}
+
+
+def row(run, metrics, **changes):
+    config = {name: value for name, value in run.document().items() if name != "version"}
+    provenance = {"commit": "0a1b2c", "source": "fedc", "device": "a GPU", "torch": "2.11.0"}
+    made = Row(run.identity, config, "finished", run.epochs, metrics, None, 60.0, **provenance)
+    return dataclasses.replace(made, **changes)
+
+
+def lost(one, state="diverged"):
+    return dataclasses.replace(one, state=state, metrics={})
+
+
+def changed(found, change, **where):
+    """The results with some rows changed."""
+    wanted = {id(one) for one in found.where(**where)}
+    rows = tuple(change(one) if id(one) in wanted else one for one in found.rows)
+    return dataclasses.replace(found, rows=rows)
+
+
+def vae(shifts=None, seeds=None):
+    """The published column, each run off by a normal number, and a shift."""
+    noise = random.Random(3)
+    rows, curves = [], {}
+    for run in VAE.runs(seeds=seeds):
+        metrics = {}
+        for metric, table in (("train", 2), ("test", 9)):
+            cell = published.cells()[table, run.estimator, "10x30"]
+            shift = (shifts or {}).get((metric, run.estimator), 0.0)
+            metrics[metric] = cell.value + shift + noise.gauss(0, 0.3)
+            curves[run.identity, metric] = {10: metrics[metric] + 5, 160: metrics[metric]}
+        rows.append(row(run, metrics))
+    return Results(VAE.name, tuple(rows), curves)
+
+
+RATES = {"reinmax": 0.5, "stgs": 0.4, "gr-mck": 0.4, "gst-p": 0.3, "exact": 0.6}
+RATES |= {"reinforce": 0.45, "rodeo": 0.45}
+
+
+def polynomial(recipe, rates=None, seeds=None, **config):
+    """Expected losses that fall towards the optimum at a rate of each estimator."""
+    noise = random.Random(5)
+    rows, curves = [], {}
+    for run in recipe.runs(seeds=seeds):
+        if any(getattr(run, name) != value for name, value in config.items()):
+            continue
+        rate = (rates or {}).get(run.estimator, RATES.get(run.estimator, 0.001))
+        rate = rate(run) if callable(rate) else rate
+        best = best_loss(run.document())
+        start = 0.15 * noise.uniform(0.95, 1.05)
+        curve = {epoch: best * (1 + start * math.exp(-rate * epoch)) for epoch in range(1, 41)}
+        rows.append(row(run, {"loss": curve[40], "expected_loss": curve[40]}))
+        curves[run.identity, "expected_loss"] = curve
+    return Results(recipe.name, tuple(rows), curves)
+
+
+def lines(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# statistics
+
+
+@pytest.mark.parametrize("freedom", [1, 1.7, 2, 4, 9, 13.4, 200])
+def test_student_is_that_of_scipy(freedom):
+    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 5, 10])
+def test_intervals_are_those_of_scipy(count):
+    noise = random.Random(count)
+    values = [noise.gauss(100, 2) for _ in range(count)]
+    found = summarise(values)
+    low, high = stats.t.interval(0.95, count - 1, found.mean, stats.sem(values))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+
+
+def test_comparisons_are_those_of_scipy():
+    one, other = Summary(10, 98.37, 0.44), Summary(4, 98.9, 0.2)
+    found = compare(one, other)
+    expected = stats.ttest_ind_from_stats(98.37, 0.44, 10, 98.9, 0.2, 4, equal_var=False)
+    freedom = (0.44**2 / 10 + 0.2**2 / 4) ** 2
+    freedom /= (0.44**2 / 10) ** 2 / 9 + (0.2**2 / 4) ** 2 / 3
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(0.44**2 / 10 + 0.2**2 / 4)
+    assert found.p == pytest.approx(expected.pvalue, abs=1e-8)
+    assert found.half == pytest.approx(half, abs=1e-6)
+    assert found.difference == pytest.approx(-0.53)
+    assert found.sign == -1
+    assert compare(other, one).sign == 1
+
+
+def test_few_runs_have_no_interval():
+    assert math.isnan(summarise([3.0]).half)
+    assert summarise([]).count == 0
+    # then the number decides
+    assert compare(summarise([3.0]), summarise([2.0, 2.1])).sign == 1
+    assert compare(summarise([3.0, 3.0]), summarise([3.0, 3.0])) == Comparison(0.0, 0.0, 1.0)
+    assert compare(summarise([]), summarise([2.0, 2.1])).sign == 0
+
+
+# stored runs to files
+
+
+def save(store, run, metrics, *, finished=True, diverged_step=None, **environment):
+    assert store.claim(run)
+    starts = [{**ENVIRONMENT, "device": "an older one"}, {**ENVIRONMENT, **environment}]
+    store.save(
+        run,
+        len(metrics),
+        [{"epoch": n, **values} for n, values in enumerate(metrics, 1)],
+        {"x": torch.zeros(3)},
+        starts,
+        12.3456,
+        finished=finished,
+        diverged_step=diverged_step,
+    )
+    store.release(run)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A store with a run in each state, and the results of that recipe."""
+    store = Store(tmp_path / "store")
+    runs = VAE.runs(estimators=["st"])[:5]
+    nan = math.nan
+    whole = [{"train": 120.1234567, "test": nan}, {"train": 1e-7 / 3, "test": 114.0}]
+    save(store, runs[0], whole)
+    save(store, runs[1], [{"train": 130.0, "test": nan}, {"train": nan, "test": nan}],
+         diverged_step=700, changed_since_commit=True)  # fmt: skip
+    save(store, runs[2], [{"train": 125.0, "test": nan}], finished=False, commit=None)
+    save(store, runs[3], whole)
+    (checkpoint,) = store.directory(runs[3]).glob("checkpoint-*")
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
+    return runs, results.collect(VAE, store, runs)
+
+
+def test_every_run_has_a_row_whatever_became_of_it(stored):
+    runs, found = stored
+    assert [one.identity for one in found.rows] == [run.identity for run in runs]
+    states = ["finished", "diverged", "started", "damaged", "missing"]
+    assert [one.state for one in found.rows] == states
+    assert found.counts() == dict.fromkeys(states, 1)
+    finished, diverged, started, damaged, missing = found.rows
+    assert finished.metrics == {"train": 1e-7 / 3, "test": 114.0}
+    assert (finished.epoch, finished.seconds) == (2, 12.346)
+    assert (finished.commit, finished.source) == ("0123456789ab", "fedcba9876543210")
+    assert (finished.device, finished.torch) == ("a processor", "2.11.0")
+    assert (diverged.diverged_step, diverged.commit) == (700, "0123456789ab and changes")
+    assert (started.epoch, started.commit) == (1, "unknown")
+    # only finished runs have a number
+    assert [one.metrics for one in (diverged, started, damaged, missing)] == [{}] * 4
+    assert finished.config == {
+        name: value for name, value in runs[0].document().items() if name != "version"
+    }
+
+
+def test_files_say_what_was_collected(stored, tmp_path):
+    _, found = stored
+    folder = tmp_path / VAE.name
+    results.write(found, folder)
+    again = results.read(folder)
+    assert again.recipe == VAE.name
+    assert len(again.rows) == 5
+    for old, new in zip(found.rows, again.rows, strict=True):
+        rounded = {name: float(f"{value:.6g}") for name, value in old.metrics.items()}
+        assert new == dataclasses.replace(old, metrics=rounded, seconds=float(f"{old.seconds:.4g}"))
+        assert {k: type(v) for k, v in new.config.items()} == {
+            k: type(v) for k, v in old.config.items()
+        }
+    first, second = (again.curves[one.identity, "train"] for one in again.rows[:2])
+    assert first == {1: 120.123, 2: 3.33333e-8}
+    # what is not a number is not there
+    assert second == {1: 130.0}
+    assert again.curves[again.rows[0].identity, "test"] == {2: 114.0}
+    results.write(again, tmp_path / "again")
+    for name in (results.RUNS, results.CURVES):
+        assert (tmp_path / "again" / name).read_text() == (folder / name).read_text()
+    assert not list(folder.glob("*.partial"))
+
+
+def test_no_results_are_no_error(tmp_path):
+    assert results.read(tmp_path / "vae-10x30") == Results("vae-10x30")
+    results.write(Results("vae-10x30"), tmp_path / "vae-10x30")
+    assert results.read(tmp_path / "vae-10x30").rows == ()
+
+
+def test_files_that_were_not_written_so_are_refused(tmp_path):
+    folder = tmp_path / VAE.name
+    results.write(vae(), folder)
+    good = (folder / results.RUNS).read_text()
+    for text, message in (
+        (good.replace("diverged_step", "step", 1), "expected the columns diverged_step in vae"),
+        (good.replace(",finished,", ",done,", 1), "expected a state of finished, .* got 'done'"),
+        (good.rpartition(",")[0] + "\n", "expected as many cells in every line"),
+    ):
+        (folder / results.RUNS).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            results.read(folder)
+
+
+def test_curves_of_many_runs_are_thinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_CURVE_NUMBERS", 1000)
+    found = polynomial(CURVES)
+    results.write(found, tmp_path)
+    again = results.read(tmp_path)
+    kept = {tuple(curve) for curve in again.curves.values()}
+    # 105 curves of 40 epochs: every fifth is kept
+    assert kept == {(1, 5, 10, 15, 20, 25, 30, 35, 40)}
+    assert len(again.curves) == 105
+    monkeypatch.undo()
+    results.write(found, tmp_path)
+    assert {len(curve) for curve in results.read(tmp_path).curves.values()} == {40}
+
+
+def test_the_search_keeps_no_curves(tmp_path):
+    store = Store(tmp_path)
+    run = SEARCH.runs(estimators=["st"])[0]
+    save(store, run, [{"loss": 0.3, "expected_loss": 0.2}])
+    found = results.collect(SEARCH, store, [run])
+    assert found.rows[0].metrics == {"loss": 0.3, "expected_loss": 0.2}
+    assert not found.curves
+
+
+# tables
+
+
+def entry(found, metric, estimator):
+    (one,) = (
+        one for one in report.entries(found) if (one.metric, one.estimator) == (metric, estimator)
+    )
+    return one
+
+
+def test_a_cell_has_the_interval_and_the_verdict_of_scipy():
+    found = vae()
+    values = [one.metrics["train"] for one in found.where(estimator="reinmax")]
+    one = entry(found, "train", "reinmax")
+    low, high = stats.t.interval(0.95, 9, sum(values) / 10, stats.sem(values))
+    assert one.ours.half == pytest.approx((high - low) / 2)
+    p = stats.ttest_ind_from_stats(
+        sum(values) / 10, stats.tstd(values), 10, 98.37, 0.44, 10, equal_var=False
+    ).pvalue
+    assert one.comparison.p == pytest.approx(p, abs=1e-8)
+    assert (one.verdict == "within") == (p > 0.05)
+    text = report.markdown(report.section(found))
+    assert f"| ReinMax | 98.37 ± 0.44 | {sum(values) / 10:.2f} ± {(high - low) / 2:.2f} |" in text
+    assert "Table 2 (Section 6.3), column 10x30" in text
+    cells = lines(report.render(found)[report.TABLE])
+    line = next(c for c in cells if (c["metric"], c["estimator"]) == ("train", "reinmax"))
+    assert float(line["ours"]) == pytest.approx(sum(values) / 10, rel=1e-5)
+    assert float(line["half_interval"]) == pytest.approx((high - low) / 2, rel=0.01)
+    assert (line["published"], line["published_deviation"]) == ("98.37", "0.44")
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "within"), (1.0, "above"), (-1.0, "below")])
+def test_the_verdict_follows_the_difference(shift, verdict):
+    found = vae({("test", "gst-1.0"): shift})
+    assert entry(found, "test", "gst-1.0").verdict == verdict
+    assert entry(found, "test", "stgs").verdict == "within"
+    table = report.section(found).items[1]
+    assert table.title.startswith("Test")
+    within = 5 if verdict == "within" else 4
+    assert table.notes[0].startswith(f"{within} of 5 within the joint 95 % interval")
+    assert verdict in next(line for line in table.rows if line[0] == "GST-1.0")
+
+
+def test_the_edge_of_the_joint_interval_decides():
+    cell = published.cells()[2, "st", "10x30"]
+    half = compare(Summary(10, 0.0, 0.3), cell.summary).half
+    made = entry(vae(), "train", "st")
+    for share, verdict in (
+        (0.999, "within"),
+        (1.001, "above"),
+        (-0.999, "within"),
+        (-1.001, "below"),
+    ):
+        ours = Summary(10, cell.value + share * half, 0.3)
+        assert dataclasses.replace(made, ours=ours).verdict == verdict
+
+
+def test_few_runs_have_no_verdict():
+    assert entry(vae(seeds=[0]), "train", "st").verdict == "too few runs"
+    assert entry(changed(vae(), lost, estimator="st"), "train", "st").verdict == "no runs"
+
+
+def test_doubts_about_a_published_number_stand_below_its_table():
+    train, test = report.section(vae()).items[:2]
+    assert not any("in doubt" in note for note in train.notes)
+    (doubt,) = (note for note in test.notes if "in doubt" in note)
+    assert "ST is in doubt: 118.46" in doubt
+
+
+def test_lost_runs_are_counted():
+    found = changed(vae(), lost, estimator="st", seed=4)
+    found = changed(found, lambda one: lost(one, "missing"), estimator="stgs", seed=1)
+    found = changed(found, lambda one: lost(one, "damaged"), estimator="stgs", seed=2)
+    one = entry(found, "train", "st")
+    values = [r.metrics["train"] for r in found.where(estimator="st") if r.metrics]
+    assert (one.ours.count, one.planned, one.states["diverged"]) == (9, 10, 1)
+    assert one.ours.mean == pytest.approx(sum(values) / 9)
+    whole = report.section(found)
+    assert whole.text.startswith("50 runs: 47 finished, 1 diverged, 1 damaged, 1 missing.")
+    assert "Diverged: ST 1." in whole.text
+    assert "Missing: STGS 1." in whole.text
+    table = whole.items[0]
+    assert "ST: 9 finished, 1 diverged." in table.notes
+    assert "STGS: 8 finished, 1 damaged, 1 missing." in table.notes
+    assert next(line for line in table.rows if line[0] == "ST")[3] == "9 of 10"
+    cells = lines(report.render(found)[report.TABLE])
+    line = next(c for c in cells if (c["metric"], c["estimator"]) == ("test", "st"))
+    assert (line["finished"], line["diverged"], line["runs"]) == ("9", "1", "9")
+
+
+def test_a_run_that_is_not_finished_never_counts():
+    found = changed(vae(), lambda one: lost(one, "started"), estimator="st", seed=4)
+    assert entry(found, "train", "st").ours.count == 9
+    for name in RECIPES:
+        nothing = Results(
+            name, tuple(lost(row(run, {}), "missing") for run in RECIPES[name].runs())
+        )
+        assert not any("nan" in text for text in report.render(nothing).values())
+        whole = report.section(nothing)
+        assert f"{len(nothing.rows)} missing." in whole.text
+        assert all(one.holds is None for one in whole.items if isinstance(one, page.Claim))
+
+
+def test_polynomial_tables_have_the_distance_to_the_optimum():
+    found = polynomial(CURVES)
+    tables = [item for item in report.section(found).items if isinstance(item, page.Table)]
+    assert [table.title for table in tables] == ["p = 1.5", "p = 2", "p = 3"]
+    rows = found.where(estimator="st", power=2.0)
+    values = [one.metrics["expected_loss"] for one in rows]
+    line = next(line for line in tables[1].rows if line[0] == "ST")
+    share = 100 * (sum(values) / 5 / 0.45**2 - 1)
+    half = 100 * stats.t.ppf(0.975, 4) * stats.sem(values) / 0.45**2
+    assert line[2] == f"{share:.2f} ± {half:.2f}"
+    assert line[3] == "\N{EN DASH}"
+    assert f"the optimum is {0.45**2:.5f}" in tables[1].caption
+    assert tables[1].rows[0][2] == "0.00 ± 0.00"
+
+
+def test_wide_tables_have_a_column_for_each_estimator():
+    found = polynomial(SETTINGS, seeds=[0, 1], power=2.0)
+    tables = [item for item in report.section(found).items if isinstance(item, page.Table)]
+    assert [table.title for table in tables] == ["p = 2, setting A", "p = 2, setting B"]
+    assert tables[0].headings[1:4] == ("ReinMax", "ST", "STGS")
+    assert len(tables[0].headings) == 10
+    assert [line[0] for line in tables[0].rows][:2] == [
+        "8 latents, batch 16",
+        "8 latents, batch 64",
+    ]
+    assert len(tables[0].rows) == 9
+    values = [
+        one.metrics["expected_loss"]
+        for one in found.where(estimator="st", target="spread", latents=32, batch=256)
+    ]
+    best = best_loss({"latents": 32, "target": "spread", "power": 2.0})
+    share = 100 * (sum(values) / 2 / best - 1)
+    (line,) = (line for line in tables[1].rows if line[0] == "32 latents, batch 256")
+    assert line[2].startswith(f"{share:.2f} ± ")
+
+
+# how near, how soon
+
+
+def test_steps_until_a_run_stays_near_the_optimum():
+    run = CURVES.runs(seeds=[0], estimators=["st"])[1]
+    one = row(run, {"expected_loss": 0.2})
+    best = best_loss(run.document())
+
+    def steps(*shares):
+        curve = {n: best * (1 + share) for n, share in enumerate(shares, 1)}
+        return arrival(Results("", (one,), {(one.identity, "expected_loss"): curve}), one)
+
+    assert steps(0.05, 0.02, 0.0, 0.0) == pytest.approx(200 * 2.5)
+    # it must stay there
+    assert steps(0.0, 0.03, 0.02, 0.005) == pytest.approx(200 * (3 + 2 / 3))
+    assert steps(0.005, 0.0) == 200
+    assert steps(0.05, 0.02) is None
+    assert steps() is None
+    diverged = lost(one)
+    found = Results("", (diverged,), {(one.identity, "expected_loss"): {1: best}})
+    assert arrival(found, diverged) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(-0.004, "0.00"), (-0.006, "-0.01"), (0.0, "0.00"), (12.345678, "12.35")]
+)
+def test_no_zero_is_negative(value, text):
+    assert decimal(value, 2) == text
+    assert percent(value / 100) == text + " %"
+
+
+# claims
+
+
+def verdicts(found):
+    return {name: evaluate(name, found).holds for name in RECIPES[found.recipe].claims}
+
+
+FIGURE_1 = ("near-optimal", "fastest", "st-and-gst-fail", "close-but-slower", "gst-p-better")
+
+
+def test_claims_hold_where_the_numbers_say_so():
+    assert verdicts(polynomial(CURVES)) == dict.fromkeys(FIGURE_1, True)
+
+
+@pytest.mark.parametrize(
+    ("rates", "false"),
+    [
+        ({"reinmax": 0.001}, {"near-optimal", "fastest", "close-but-slower"}),
+        ({"stgs": 0.55}, {"fastest", "close-but-slower"}),
+        ({"stgs": 0.06}, {"close-but-slower"}),
+        ({"st": 0.2}, {"st-and-gst-fail"}),
+        ({"gst-1.0": 0.2}, {"st-and-gst-fail"}),
+        ({"gst-p": 0.0}, {"gst-p-better"}),
+        ({"st": lambda run: 0.2 if run.power == 3 else 0.001}, {"st-and-gst-fail"}),
+    ],
+)
+def test_claims_fail_where_the_numbers_say_so(rates, false):
+    found = verdicts(polynomial(CURVES, rates))
+    assert {name for name, holds in found.items() if holds is False} == false
+
+
+def test_what_chance_can_explain_is_undecided():
+    found = verdicts(polynomial(CURVES, {"stgs": RATES["reinmax"]}))
+    assert found["fastest"] is None
+    assert found["close-but-slower"] is None
+    found = verdicts(polynomial(CURVES, {"gst-p": 0.001}))
+    assert found["gst-p-better"] is None
+
+
+def test_one_of_many_comparisons_refutes_beyond_the_chance_of_all(monkeypatch):
+    found = polynomial(CURVES)
+    for votes, holds in (
+        ([(1, 0.01)] * 4, True),
+        ([(1, 0.01)] * 3 + [(1, 0.06)], None),
+        ([(1, 0.01)] * 3 + [(0, 0.0)], None),
+        ([(1, 0.01)] * 3 + [(-1, 0.02)], None),
+        ([(1, 0.01)] * 3 + [(-1, 0.012)], False),
+        ([(0, 0.0)] * 3 + [(-1, 0.0)], False),
+        ([], None),
+    ):
+        judged = [claims.Vote(*vote) for vote in votes]
+        monkeypatch.setitem(claims._CLAIMS, "fastest", lambda _, judged=judged: (judged, "so"))
+        assert evaluate("fastest", found).holds is holds
+
+
+def test_claims_without_runs_are_undecided_and_say_which():
+    found = changed(polynomial(CURVES), lost, estimator="gr-mck", power=2.0)
+    claim = evaluate("fastest", found)
+    assert claim.holds is None
+    assert "p = 2: no finished runs of GR-MCK" in claim.evidence
+    assert "p = 3: steps to 1 % of the optimum: ReinMax" in claim.evidence
+    assert evaluate("near-optimal", found).holds is True
+    empty = evaluate("fastest", Results(CURVES.name))
+    assert (empty.holds, empty.evidence) == (None, "No results.")
+
+
+def test_evidence_has_the_numbers():
+    found = polynomial(CURVES)
+    claim = evaluate("st-and-gst-fail", found)
+    values = [one.metrics["expected_loss"] for one in found.where(estimator="gst-1.0", power=1.5)]
+    share = 100 * (sum(values) / 5 / 0.45**1.5 - 1)
+    assert f"GST-1.0 ends {share:.2f} % above the optimum; p = 2:" in claim.evidence
+    assert claim.place == "Section 6.1, Figure 1"
+    assert claim.text == published.claims()["st-and-gst-fail"].text
+
+
+def rivals(simple, hard):
+    """Rates of ReinMax's rivals; ReinMax has 0.5."""
+
+    def rate(run):
+        ease = (run.target == "constant") + (run.batch > 16) + (run.latents < 128)
+        return hard if ease == 0 else simple
+
+    return {"reinforce": rate, "rodeo": rate}
+
+
+@pytest.mark.parametrize(
+    ("simple", "hard", "expected"),
+    [
+        (0.6, 0.3, (True, True, True)),
+        (0.3, 0.6, (False, False, False)),
+        (0.5, 0.5, (None, None, None)),
+        (0.6, 0.6, (False, True, True)),
+    ],
+)
+def test_claims_about_simple_and_hard_settings(simple, hard, expected):
+    # one p is enough, and all of them are slow
+    found = polynomial(SETTINGS, rivals(simple, hard), seeds=range(4), power=2.0)
+    names = ("reinmax-on-hard", "reinforce-on-simple", "slower-on-simple")
+    assert tuple(evaluate(name, found).holds for name in names) == expected
+
+
+def test_evidence_on_simple_and_hard_settings_has_the_counts():
+    found = polynomial(SETTINGS, rivals(0.6, 0.3), seeds=[0, 1, 2], power=2.0)
+    hard = evaluate("reinmax-on-hard", found).evidence
+    assert hard.startswith("p = 2, setting B, 128 latents, batch 16: averaged over the training")
+    assert "of 9 settings with setting B, ReinMax is ahead of REINFORCE in 1 (behind in 8)" in hard
+    simple = evaluate("reinforce-on-simple", found).evidence
+    assert simple.startswith("p = 2, setting A, 8 latents, batch 256: averaged over the training")
+    assert (
+        "of 6 settings with batch 256, ReinMax is ahead of REINFORCE in 0 (behind in 6)" in simple
+    )
+    slower = evaluate("slower-on-simple", found).evidence
+    assert "is faster in 18 of 18 cases, beyond chance in " in slower
+
+
+def test_the_claim_about_temperatures():
+    def results_of(best):
+        rows = []
+        for run in SEARCH.runs():
+            distance = abs(run.tau - best[run.estimator])
+            rows.append(row(run, {"expected_loss": 0.2 + distance}))
+        return Results(SEARCH.name, tuple(rows))
+
+    best = {"stgs": 0.5, "gst-1.0": 0.7, "gr-mck": 1.0, "st": 1.0, "reinmax": 1.3, "gst-p": 1.5}
+    claim = evaluate("temperatures", results_of(best))
+    assert claim.holds is True
+    assert "ReinMax 1.3, 1.3, 1.3, 1.3, 1.3, 1.3" in claim.evidence
+    assert evaluate("temperatures", results_of({**best, "st": 0.7})).holds is False
+    assert evaluate("temperatures", results_of({**best, "gr-mck": 1.1})).holds is False
+
+
+def test_the_claims_about_the_vae():
+    assert evaluate("best-train", vae({("train", "reinmax"): -2.0})).holds is True
+    assert evaluate("best-test", vae({("train", "reinmax"): -2.0})).holds is None
+    assert evaluate("best-train", vae({("train", "gst-1.0"): -2.0})).holds is False
+    # GST-1.0 and ReinMax are not far enough apart in the paper either
+    claim = evaluate("best-train", vae())
+    p = stats.ttest_ind_from_stats(98.37, 0.44, 10, 98.64, 0.33, 10, equal_var=False).pvalue
+    assert p > 0.05
+    assert f"in the paper {p:.2g})" in claim.evidence
+
+
+# the files of a report
+
+
+@pytest.fixture
+def committed(tmp_path):
+    for found in (vae(), polynomial(CURVES)):
+        results.write(found, tmp_path / found.recipe)
+        report.write(tmp_path / found.recipe)
+    return tmp_path
+
+
+def test_committed_reports_follow_from_the_results(committed):
+    assert report.check(committed) is None
+    assert sorted(path.name for path in (committed / VAE.name).iterdir()) == sorted(
+        (results.RUNS, results.CURVES, report.REPORT, report.TABLE, report.CLAIMS)
+    )
+    # folders of something else do not matter
+    (committed / "other").mkdir()
+    (committed / "other" / "a.csv").write_text("1\n")
+    assert report.check(committed) is None
+
+
+@pytest.mark.parametrize("name", [report.REPORT, report.TABLE, report.CLAIMS])
+def test_one_changed_digit_in_a_report_is_found(committed, name):
+    path = committed / VAE.name / name
+    text = path.read_text(encoding="utf-8")
+    number, line = next((n, x) for n, x in enumerate(text.splitlines(), 1) if "98." in x)
+    path.write_text(text.replace("98.", "97.", 1), encoding="utf-8")
+    found = report.check(committed)
+    assert f"expected {line!r} in line {number} of vae-10x30/{name}, got " in found
+    assert "write the report on vae-10x30 again" in found
+
+
+def test_one_changed_digit_in_the_results_is_found(committed):
+    path = committed / VAE.name / results.RUNS
+    text = path.read_text()
+    one = next(line for line in text.splitlines() if ",reinmax," in line)
+    path.write_text(text.replace(one, one.replace(",98.", ",99.", 1)))
+    assert path.read_text() != text
+    assert "of vae-10x30/report.md" in report.check(committed)
+
+
+def test_what_is_missing_or_too_much_in_a_report_is_found(committed):
+    path = committed / CURVES.name / report.CLAIMS
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + "one more\n", encoding="utf-8")
+    assert "got 'one more'" in report.check(committed)
+    path.write_text(text.rpartition("\n")[0].rpartition("\n")[0], encoding="utf-8")
+    assert "got 'end of file'" in report.check(committed)
+    path.unlink()
+    assert "expected polynomial-curves/claims.csv, got no such file" in report.check(committed)
+
+
+def test_a_report_on_nothing_names_what_is_missing(tmp_path):
+    for name, recipe in RECIPES.items():
+        whole = report.section(Results(name))
+        assert f"none of the {len(recipe.runs())} runs of {name} is here" in whole.text
+        assert not [item for item in whole.items if isinstance(item, page.Table)]
+    results.write(Results(VAE.name), tmp_path / VAE.name)
+    report.write(tmp_path / VAE.name)
+    assert report.check(tmp_path) is None
+    assert report.check(tmp_path / "nowhere") is None
+    assert (tmp_path / VAE.name / report.TABLE).read_text() == "metric,estimator\n"
+
+
+def test_markdown_tables_are_well_formed():
+    for found in (vae(), polynomial(CURVES)):
+        text = report.markdown(report.section(found))
+        width = None
+        for line in text.splitlines():
+            if line.startswith("|"):
+                columns = line.replace(r"\|", "").count("|")
+                assert width in (None, columns)
+                width = columns
+            else:
+                width = None
+        assert text.count("## ") == 2 + 1 if found.recipe == VAE.name else 3 + 1
+
+
+def test_the_terminal_shows_tables_and_verdicts():
+    stream = io.StringIO()
+    found = vae({("train", "gst-1.0"): -2.0})
+    report.show(report.section(found), Console(file=stream, width=110))
+    text = stream.getvalue()
+    assert "98.37 ± 0.44" in text
+    assert "does not hold: ReinMax achieves the best performance" in text
+
+
+def test_texts_are_no_markup():
+    claim = page.Claim("a [red] claim", "here", None, "[bold] or | not")
+    table = page.Table("a", "b", ("", "x|y"), (("c", "1|2"),))
+    whole = page.Section("a [red] heading", "a text", (table, claim))
+    stream = io.StringIO()
+    report.show(whole, Console(file=stream, width=110))
+    for text in ("a [red] claim (here)", "[bold] or | not", "a [red] heading"):
+        assert text in stream.getvalue()
+    text = report.markdown(whole)
+    assert r"| c | 1\|2 |" in text
+    assert r"[bold] or \| not |" in text
+
+
+# figures
+
+
+def figures(found):
+    return [item for item in report.section(found).items if isinstance(item, page.Figure)]
+
+
+def test_curves_have_the_interval_over_runs():
+    found = polynomial(CURVES)
+    drawn = figures(found)
+    assert [one.title for one in drawn] == ["p = 1.5", "p = 2", "p = 3"]
+    curve = next(one for one in drawn[1].curves if one.name == "STGS")
+    assert curve.x == tuple(range(200, 8001, 200))
+    values = [
+        found.curves[one.identity, "expected_loss"][3]
+        for one in found.where(estimator="stgs", power=2.0)
+    ]
+    low, high = stats.t.interval(0.95, 4, sum(values) / 5, stats.sem(values))
+    assert (curve.low[2], curve.y[2], curve.high[2]) == pytest.approx((low, sum(values) / 5, high))
+    assert drawn[1].reference == pytest.approx(0.2025)
+    assert [one.name for one in drawn[0].curves][:2] == ["ReinMax", "ST"]
+
+
+def test_curves_of_runs_that_are_not_finished_are_left_out():
+    found = polynomial(CURVES, seeds=[0, 1])
+    found = changed(found, lost, estimator="st", seed=1)
+    found = changed(found, lambda one: lost(one, "started"), estimator="stgs")
+    curves = {one.name: one for one in figures(found)[0].curves}
+    assert curves["ST"].low is None
+    assert "STGS" not in curves
+    assert curves["ReinMax"].low is not None
+
+
+def test_the_search_is_drawn_over_the_temperature():
+    rows = [row(run, {"expected_loss": 0.2 + run.tau}) for run in SEARCH.runs()]
+    drawn = figures(Results(SEARCH.name, tuple(rows)))
+    assert len(drawn) == 6
+    assert drawn[0].x_label == "τ"
+    assert drawn[0].curves[0].x == published.TEMPERATURES
+    assert drawn[0].curves[0].y[0] == pytest.approx(0.3)
+
+
+def test_the_vae_is_drawn_over_epochs():
+    train, test = figures(vae())
+    assert (train.x_label, train.title) == ("epoch", "Train \N{MINUS SIGN}ELBO")
+    assert train.curves[0].x == (10, 160)
+    assert train.reference is None
+    assert test.title.startswith("Test")
+
+
+def test_a_page_of_all_recipes():
+    html = page.render(report.page([vae(), polynomial(CURVES), Results(SEARCH.name)]))
+    for text in ("98.37 ± 0.44", "ST and GST-1.0 do not perform well", "none of the 720 runs"):
+        assert text in html

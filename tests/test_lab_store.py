@@ -1,0 +1,706 @@
+"""Run directories: what is saved comes back, or is reported; whatever dies, and whenever."""
+
+import errno
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from discretegrad_lab import config
+from discretegrad_lab import store as module
+from discretegrad_lab.config import Polynomial
+from discretegrad_lab.store import DamagedRun, NewerStore, Store, StoreError
+
+RUN = Polynomial(estimator="st", epochs=9)
+ENVIRONMENT = [{"device": "abacus", "members": 2}]
+
+
+def state_at(epoch):
+    """Every kind of tensor that a task may keep, different after every epoch."""
+    generator = torch.Generator().manual_seed(epoch)
+    square = torch.randn(5, 4, generator=generator)
+    return {
+        "weights": square,
+        "not contiguous": square.T,
+        "double": torch.randn(3, dtype=torch.float64, generator=generator),
+        "half": torch.randn(3, generator=generator).to(torch.bfloat16),
+        "step": torch.tensor(epoch),
+        "empty": torch.empty(0, 3),
+        "alive": torch.tensor([True, epoch % 2 == 0]),
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+
+
+def metrics_at(epoch):
+    return [{"epoch": e, "loss": 1 / 3 / e, "test": -1e-300 * e} for e in range(1, epoch + 1)]
+
+
+def save(store, run=RUN, epoch=3, **options):
+    options = {
+        "metrics": metrics_at(epoch),
+        "state": state_at(epoch),
+        "environment": ENVIRONMENT,
+        "seconds": 1.5 * epoch,
+        **options,
+    }
+    store.save(run, epoch, **options)
+
+
+def bits(state):
+    return {
+        name: (
+            x.dtype,
+            x.shape,
+            x.contiguous().view(-1).view(torch.uint8).tolist() if x.dim() else x,
+        )
+        for name, x in state.items()
+    }
+
+
+def assert_saved(store, epoch, run=RUN):
+    """All of what ``save`` wrote for an epoch, bit for bit."""
+    saved = store.load(run)
+    assert saved.epoch == epoch
+    assert saved.metrics == metrics_at(epoch) == store.metrics(run)
+    assert saved.seconds == 1.5 * epoch
+    assert bits(saved.state) == bits(state_at(epoch))
+
+
+def names(store, run=RUN):
+    return sorted(path.name for path in store.directory(run).iterdir())
+
+
+def flip(path, position=-1, mask=0x10):
+    with open(path, "r+b") as file:
+        file.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ mask]))
+
+
+def tree(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """A busy disk takes long to make things last; a ``Disk`` checks when that is asked for."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def memory():
+    """A directory for very many files, in memory where the system has such a place."""
+    place = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of which the run is claimed."""
+    store = Store(tmp_path / "results")
+    assert store.claim(RUN)
+    yield store
+    store.release(RUN)
+
+
+# what is saved comes back
+
+
+def test_what_is_saved_comes_back(store):
+    assert store.status(RUN).state == "new"
+    for epoch in (3, 6):
+        save(store, epoch=epoch)
+        assert_saved(store, epoch)
+        status = store.status(RUN)
+        assert (status.state, status.epoch, status.done) == ("started", epoch, False)
+        assert store.status(RUN, quick=True) == status
+    save(store, epoch=9, finished=True)
+    assert_saved(store, 9)
+    assert store.status(RUN).state == "finished"
+    assert store.load(RUN).environment == ENVIRONMENT == store.environment(RUN)
+    assert store.directory(RUN) == store.root / "polynomial" / RUN.identity
+    # the environment has not changed since the first commit; nothing else is kept
+    assert names(store) == [
+        "checkpoint-9.safetensors",
+        "config.json",
+        "environment-3.json",
+        "metrics-9.csv",
+        "status.json",
+    ]
+
+
+def test_a_diverged_run_is_done_when_it_is_finished(store):
+    save(store, diverged_step=17)
+    assert (store.status(RUN).state, store.status(RUN).diverged_step) == ("started", 17)
+    save(store, epoch=9, diverged_step=17, finished=True)
+    assert (store.status(RUN).state, store.load(RUN).diverged_step) == ("diverged", 17)
+    assert store.status(RUN).done
+
+
+def test_not_a_number_is_a_metric(store):
+    store.save(RUN, 1, [{"epoch": 1, "test": float("nan")}], {}, ENVIRONMENT, 0.0)
+    assert str(store.metrics(RUN)) == "[{'epoch': 1, 'test': nan}]"
+    store.save(RUN, 0, [], {}, ENVIRONMENT, 0.0)
+    assert store.metrics(RUN) == []
+
+
+def test_an_epoch_can_be_saved_again(store):
+    save(store)
+    for seconds in (4.5, 9.0):
+        other = {"weights": torch.full((2,), seconds)}
+        store.save(RUN, 3, metrics_at(2), other, [{"members": seconds}], seconds)
+        saved = store.load(RUN)
+        assert (saved.metrics, saved.seconds) == (metrics_at(2), seconds)
+        assert torch.equal(saved.state["weights"], other["weights"])
+        assert len(names(store)) == 5
+
+
+def test_other_peoples_files_stay(store):
+    save(store)
+    for name in ("notes.txt", "events.out.tfevents.1"):
+        (store.directory(RUN) / name).write_text("mine")
+    save(store, epoch=6)
+    assert {"notes.txt", "events.out.tfevents.1"} <= set(names(store))
+    assert len(names(store)) == 7
+
+
+def test_saving_takes_a_claim(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(RuntimeError, match="call claim before save"):
+        save(store)
+    with pytest.raises(KeyError, match="never saved"):
+        store.load(RUN)
+    assert tree(tmp_path) == {}
+
+
+def test_all_stored_runs(store):
+    assert list(Store(store.root / "nothing").runs()) == []
+    runs = [replace(RUN, seed=seed) for seed in range(3)]
+    for run in runs:
+        store.claim(run)
+        save(store, run)
+        store.release(run)
+    (store.root / "polynomial" / "README").write_text("not a run")
+    assert sorted(store.runs(), key=lambda run: run.seed) == runs
+    flip(store.directory(runs[1]) / "config.json")
+    damaged = []
+    assert len(list(store.runs(damaged))) == 2
+    assert runs[1].identity in str(damaged[0])
+    with pytest.raises(DamagedRun, match=runs[1].identity):
+        list(store.runs())
+
+
+def test_an_export_has_all_but_the_checkpoint(store, tmp_path):
+    save(store)
+    with pytest.raises(ValueError, match="finish it first"):
+        store.export(RUN, tmp_path / "small")
+    save(store, epoch=9, finished=True)
+    small = Store(tmp_path / "small")
+    for _ in range(2):
+        store.export(RUN, small.root)
+        assert small.status(RUN).done
+        assert small.metrics(RUN) == metrics_at(9)
+        assert small.load(RUN).state == {}
+        assert not any("checkpoint" in name for name in names(small))
+    # it does not take a checkpoint away
+    store.release(RUN)
+    store.export(RUN, store.root)
+    assert_saved(store, 9)
+
+
+# damage
+
+
+KINDS = ("config", "environment", "metrics", "checkpoint", "status")
+DAMAGE = {
+    "flipped at the start": lambda path: flip(path, 0),
+    "flipped in the middle": lambda path: flip(path, path.stat().st_size // 2, 0x01),
+    "flipped at the end": lambda path: flip(path),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+    "empty": lambda path: os.truncate(path, 0),
+    "missing": os.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("finished", [False, True], ids=["started", "finished"])
+def test_damage_is_reported(store, kind, damage, finished):
+    save(store, finished=finished)
+    (path,) = store.directory(RUN).glob(f"{kind}*")
+    DAMAGE[damage](path)
+    status = store.status(RUN)
+    assert (status.state, status.done) == ("damaged", False)
+    # which file, what was expected, the remedy
+    for part in (path.name, "expected", str(store.directory(RUN)), "move this directory away"):
+        assert part in status.reason
+    assert "\n" not in status.reason
+    with pytest.raises(DamagedRun, match=path.name):
+        store.load(RUN)
+    if kind in ("metrics", "config", "status"):
+        with pytest.raises(DamagedRun, match=path.name):
+            store.metrics(RUN)
+    if "flipped" not in damage or kind == "status":
+        assert store.status(RUN, quick=True).state == "damaged"
+    before = tree(store.root)
+    if kind == "status":
+        with pytest.raises(DamagedRun, match=path.name):
+            save(store, epoch=6)
+        assert tree(store.root) == before
+    # the remedy helps
+    shutil.move(store.directory(RUN), store.root / "away")
+    assert store.status(RUN).state == "new"
+    save(store)
+    assert_saved(store, 3)
+
+
+@pytest.mark.parametrize("kind", ["status", "config", "metrics", "checkpoint"])
+def test_no_flipped_byte_goes_unnoticed(store, kind):
+    save(store)
+    (path,) = store.directory(RUN).glob(f"{kind}*")
+    for position, mask in itertools.product(range(path.stat().st_size), (0x01, 0x80)):
+        flip(path, position, mask)
+        assert store.status(RUN).state == "damaged", (position, mask)
+        flip(path, position, mask)
+    assert_saved(store, 3)
+
+
+def test_a_directory_without_anything_is_damaged(store):
+    store.directory(RUN).mkdir(parents=True)
+    assert "status.json" in store.status(RUN).reason
+
+
+def test_a_directory_under_another_name_is_damaged(store):
+    save(store)
+    other = replace(RUN, seed=1)
+    shutil.copytree(store.directory(RUN), store.directory(other))
+    assert "the hash of" in store.status(other).reason
+    with pytest.raises(DamagedRun, match="the hash of"):
+        store.metrics(other)
+    with pytest.raises(DamagedRun, match="the hash of"):
+        list(store.runs())
+
+
+def test_a_disk_that_cannot_read_is_damage(store, monkeypatch):
+    save(store)
+    read = Path.read_bytes
+
+    def read_bytes(path):
+        if path.suffix == ".csv":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert "metrics-3.csv in" in store.status(RUN).reason
+    assert "Input/output error" in store.status(RUN).reason
+
+
+# other versions
+
+
+def rewrite(path, seal=True, **changes):
+    document = json.loads(path.read_text()) | changes
+    document.pop("sha256", None)
+    path.write_bytes(module._dump(module._sealed(document) if seal else document))
+
+
+def test_a_newer_store_is_refused(store):
+    save(store)
+    rewrite(store.directory(RUN) / "status.json", format=2, shape="unheard of")
+    before = tree(store.root)
+    for call in (store.status, store.load, store.metrics, store.environment):
+        with pytest.raises(NewerStore, match=r"version 1 at most, got version 2 .*; install"):
+            call(RUN)
+    with pytest.raises(NewerStore):
+        list(store.runs([]))
+    with pytest.raises(NewerStore):
+        save(store, epoch=6)
+    assert tree(store.root) == before
+
+
+def test_configurations_of_other_versions(store, monkeypatch):
+    save(store)
+    monkeypatch.setattr(module, "VERSION", 0)
+    with pytest.raises(NewerStore, match="a configuration of version 0 at most"):
+        list(store.runs())
+    monkeypatch.setattr(module, "VERSION", config.VERSION + 1)
+    assert list(store.runs()) == []
+
+
+# a file system that fails
+
+
+class Died(BaseException):
+    """The process is gone; no except clause of the store may see it."""
+
+
+class File:
+    def __init__(self):
+        self.data, self.synced = b"", False
+
+
+class Directory:
+    """Names as they are, and as they are known to last."""
+
+    def __init__(self):
+        self.now, self.kept = {}, {}
+
+
+class Disk:
+    """Stands for ``os`` and ``open`` in the store: fails at an operation, forgets what may be lost.
+
+    POSIX promises no more than this: what was written to a file lasts once it was fsynced, a change
+    of a directory once the directory was; any part of the rest may be lost, in any order.
+    """
+
+    def __init__(self, root, fails_at=None, how=None):
+        self.root, self.fails_at, self.how = root, fails_at, how
+        self.count = 0
+        self.top = Directory()
+        self.open_files = {}
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def node(self, path):
+        node = self.top
+        for part in Path(path).relative_to(self.root).parts:
+            node = node.now[part]
+        return node
+
+    def operation(self):
+        self.count += 1
+        if self.count == self.fails_at:
+            raise Died if self.how is None else OSError(self.how, os.strerror(self.how))
+
+    def open_file(self, path, mode):
+        self.operation()
+        node = self.node(path.parent).now[path.name] = File()
+        return _Open(self, node, open(path, mode))
+
+    def open(self, path, flags):
+        descriptor = os.open(path, flags)
+        self.open_files[descriptor] = self.node(path)
+        return descriptor
+
+    def fsync(self, descriptor):
+        self.operation()
+        node = self.open_files[descriptor]
+        if isinstance(node, File):
+            node.synced = True
+        else:
+            node.kept = dict(node.now)
+
+    def replace(self, source, target):
+        self.operation()
+        os.replace(source, target)
+        moved = self.node(source.parent).now.pop(source.name)
+        self.node(target.parent).now[target.name] = moved
+
+    rename = replace
+
+    def unlink(self, path):
+        self.operation()
+        os.unlink(path)
+        del self.node(path.parent).now[path.name]
+
+    def mkdir(self, path):
+        self.operation()
+        os.mkdir(path)
+        self.node(path.parent).now[path.name] = Directory()
+
+    def lose_power(self, chance):
+        """Put on the real disk what may be found after the machine has died."""
+        for path in self.root.iterdir():
+            if path.name != ".locks":
+                shutil.rmtree(path)
+        self._restore(self.root, self.top, chance)
+
+    def _restore(self, path, node, chance):
+        if isinstance(node, File):
+            lasting = node.data if node.synced else node.data[: chance.randint(0, len(node.data))]
+            path.write_bytes(lasting)
+            return
+        path.mkdir(exist_ok=True)
+        for name in {**node.now, **node.kept}:
+            views = [node.now.get(name), node.kept.get(name)]
+            child = views[0] if views[0] is views[1] else chance.choice(views)
+            if child is not None:
+                self._restore(path / name, child, chance)
+
+
+class _Open:
+    def __init__(self, disk, node, file):
+        self.disk, self.node, self.file = disk, node, file
+        disk.open_files[file.fileno()] = node
+
+    def write(self, content):
+        half = len(content) // 2
+        for part in (content[:half], content[half:]):
+            self.disk.operation()
+            self.file.write(part)
+            self.node.data += part
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+# the first commit, an ordinary one, the same epoch again with other contents, the last one
+COMMITS = [
+    {"epoch": 3},
+    {"epoch": 6},
+    {
+        "epoch": 6,
+        "metrics": metrics_at(5),
+        "state": state_at(5),
+        "environment": [*ENVIRONMENT, {"members": 1}],
+        "seconds": 7.25,
+    },
+    {"epoch": 9, "finished": True},
+]
+
+
+def commit_until_it_fails(root, monkeypatch, fails_at, how=None):
+    """The disk, how many commits came back, and the error."""
+    store = Store(root)
+    # what a Disk does not know of
+    (root / ".locks").mkdir(parents=True, exist_ok=True)
+    store.claim(RUN)
+    disk = Disk(root, fails_at, how)
+    done = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "os", disk)
+        patch.setattr(module, "open", disk.open_file, raising=False)
+        try:
+            for options in COMMITS:
+                save(store, **options)
+                done += 1
+        except (Died, StoreError) as error:
+            return disk, done, error
+        finally:
+            store.release(RUN)
+    return disk, done, None
+
+
+def commit_there(root):
+    """Which of the commits is stored, 0 for none; all of it must be."""
+    store = Store(root)
+    status = store.status(RUN)
+    assert status.state != "damaged", status.reason
+    if status.state == "new":
+        return 0
+    saved = store.load(RUN)
+    number = next(
+        number
+        for number, options in enumerate(COMMITS, 1)
+        if saved.epoch == options["epoch"]
+        and saved.seconds == options.get("seconds", 1.5 * options["epoch"])
+    )
+    options = COMMITS[number - 1]
+    assert saved.metrics == options.get("metrics", metrics_at(saved.epoch))
+    assert bits(saved.state) == bits(options.get("state", state_at(saved.epoch)))
+    assert saved.environment == options.get("environment", ENVIRONMENT)
+    assert status.done == options.get("finished", False)
+    return number
+
+
+def operations(memory, monkeypatch):
+    disk, done, _ = commit_until_it_fails(memory / "all", monkeypatch, None)
+    assert done == len(COMMITS)
+    assert disk.count > 60
+    return range(1, disk.count + 1)
+
+
+def assert_goes_on(root):
+    store = Store(root)
+    assert store.claim(RUN)
+    save(store, epoch=9, finished=True)
+    assert_saved(store, 9)
+    # whatever the failure left is gone
+    assert len(names(store)) == 5
+    assert sorted(os.listdir(root / "polynomial")) == [RUN.identity]
+    store.release(RUN)
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["process", "machine"])
+def test_death_at_any_operation_leaves_the_old_or_the_new(memory, monkeypatch, power):
+    found = set()
+    for k in operations(memory, monkeypatch):
+        # what the machine forgets is a matter of chance
+        for seed in range(3 if power else 1):
+            root = memory / f"{k}-{seed}"
+            disk, done, error = commit_until_it_fails(root, monkeypatch, k)
+            assert isinstance(error, Died)
+            if power:
+                disk.lose_power(random.Random(seed))
+            there = commit_there(root)
+            assert there in (done, done + 1), k
+            found.add((done, there))
+            if seed == 0:
+                assert_goes_on(root)
+            shutil.rmtree(root)
+    # both happen, for every commit
+    assert found == {(done, done + new) for done in range(len(COMMITS)) for new in (0, 1)}
+
+
+@pytest.mark.parametrize("how", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_an_error_at_any_operation_leaves_the_old_or_the_new(memory, monkeypatch, how):
+    for k in operations(memory, monkeypatch):
+        root = memory / str(k)
+        _, done, error = commit_until_it_fails(root, monkeypatch, k, how)
+        there = commit_there(root)
+        if error is None:
+            # only an old file could not be deleted
+            assert there == len(COMMITS)
+        else:
+            assert there in (done, done + 1), k
+            assert os.strerror(how) in str(error)
+            assert "start again" in str(error)
+            assert "\n" not in str(error)
+            # nothing half-written
+            assert not list(root.rglob("*.tmp"))
+            assert not list(root.rglob("*.new"))
+            assert not there or len(names(Store(root))) == 5
+        assert_goes_on(root)
+        shutil.rmtree(root)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for call in (Store.claim, Store.status):
+        with pytest.raises(StoreError, match="not a file and start again"):
+            call(Store(tmp_path / "file"), RUN)
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StoreError, match=r"Permission denied; choose a results directory"):
+        Store(tmp_path / "new").claim(RUN)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_reading_writes_nothing(store):
+    save(store)
+    before = tree(store.root)
+    reader = Store(store.root)
+    reader.status(RUN)
+    assert_saved(reader, 3)
+    assert list(reader.runs()) == [RUN]
+    assert tree(store.root) == before
+    assert Store(store.root / "none").status(RUN).state == "new"
+    assert not (store.root / "none").exists()
+
+
+def test_room_is_looked_for(tmp_path):
+    store = Store(tmp_path / "not" / "yet")
+    store.check_room(1)
+    with pytest.raises(StoreError, match=r"1000000000.0 GB of free space .*; free some space"):
+        store.check_room(10**18)
+
+
+# several at once
+
+
+def test_readers_never_see_half_a_commit(store):
+    stop = threading.Event()
+    errors, epochs = [], set()
+
+    def read():
+        reader = Store(store.root)
+        try:
+            while not stop.is_set():
+                status = reader.status(RUN)
+                assert status.state in ("new", "started"), status.reason
+                if status.state == "started":
+                    saved = reader.load(RUN)
+                    assert len(saved.metrics) == saved.epoch == int(saved.state["step"])
+                    epochs.add(saved.epoch)
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for epoch in range(1, 60):
+        save(store, epoch=epoch)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not errors
+    assert len(epochs) > 3
+
+
+def test_threads_save_different_runs_at_once(store):
+    runs = [replace(RUN, seed=seed) for seed in range(1, 9)]
+
+    def work(run):
+        assert store.claim(run)
+        for epoch in range(1, 10):
+            save(store, run, epoch, finished=epoch == 9)
+        store.release(run)
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for run in runs:
+        assert_saved(store, 9, run)
+    # done runs need no locks
+    assert os.listdir(store.root / ".locks") == [f"{RUN.identity}.lock"]
+
+
+def test_one_claim_at_a_time(store):
+    other = Store(store.root)
+    assert not other.claim(RUN)
+    assert not store.claim(RUN)
+    assert other.claim(replace(RUN, seed=1))
+    store.release(RUN)
+    store.release(RUN)
+    assert other.claim(RUN)
+    assert not store.claim(RUN)
+    other.release(RUN)
+    other.release(replace(RUN, seed=1))
+
+
+HOLD = """
+import sys, time
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_dead_process_claims_nothing(store):
+    store.release(RUN)
+    (lock,) = (store.root / ".locks").iterdir()
+    process = subprocess.Popen([sys.executable, "-c", HOLD, lock], stdout=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout.readline() == b"held\n"
+            assert not store.claim(RUN)
+        finally:
+            process.kill()
+    assert store.claim(RUN)
