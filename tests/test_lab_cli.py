@@ -1,5 +1,6 @@
 """The command line: what it prints, writes, refuses and returns, on runs of a few steps."""
 
+import importlib.util
 import inspect
 import json
 import math
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from discretegrad_lab import cli, cluster, data, display, environment, execute, recipes
+from discretegrad_lab import (
+    arguments,
+    cli,
+    cluster,
+    data,
+    display,
+    doctor,
+    environment,
+    execute,
+    recipes,
+)
 from discretegrad_lab.config import Polynomial
 from discretegrad_lab.store import Store
 
@@ -102,13 +114,13 @@ def refused(result, *words, code=2):
     ],
 )
 def test_seeds(text, seeds):
-    assert cli.parse_seeds(text) == seeds
+    assert arguments.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "0", "a", "3-1", "1,,x", "-1", "1.5", "0-999999", ","])
 def test_wrong_seeds(text):
     with pytest.raises(ValueError, match=r"expected .*seed"):
-        cli.parse_seeds(text)
+        arguments.parse_seeds(text)
 
 
 @pytest.mark.parametrize(
@@ -116,24 +128,24 @@ def test_wrong_seeds(text):
     [("90s", 90), ("9m", 540), ("1.5h", 5400), ("1h30m", 5400), ("1H 2s".replace(" ", ""), 3602)],
 )
 def test_budgets(text, seconds):
-    assert cli.parse_budget(text) == seconds
+    assert arguments.parse_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "9", "9 min", "m", "-9m", "0s", "30m1h", "inf", "nan"])
 def test_wrong_budgets(text):
     with pytest.raises(ValueError, match="such as 90s, 9m or 1h30m"):
-        cli.parse_budget(text)
+        arguments.parse_budget(text)
 
 
 def test_estimators_are_found_whatever_their_case():
-    assert cli.parse_estimators("ReinMax, GST-p,reinmax") == ["reinmax", "gst-p"]
+    assert arguments.parse_estimators("ReinMax, GST-p,reinmax") == ["reinmax", "gst-p"]
 
 
 def test_auto_is_a_gpu_if_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.find_device("auto") == "cpu"
+    assert arguments.find_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert cli.find_device("auto") == "cuda"
+    assert arguments.find_device("auto") == "cuda"
 
 
 # help and list
@@ -160,7 +172,7 @@ def test_list_says_what_there_is():
 
 
 def test_version():
-    assert call("--version").stdout.strip() == cli.metadata.version("discretegrad")
+    assert call("--version").stdout.strip() == metadata.version("discretegrad")
 
 
 # run
@@ -324,7 +336,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch, here):
         return execute.Outcome(finished=tuple(runs))
 
     monkeypatch.setattr(cluster, "execute", fake)
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     options = ("--engine", "ray", "--ray-address", "there:1", "--budget", "9m", "--device", "cuda")
     result = call("run", "tiny", *options, "--largest-stack", 2, "--data", "images", "--json")
     assert result.exit_code == 0
@@ -346,7 +358,7 @@ def test_trouble_with_a_cluster_is_a_paragraph(monkeypatch):
         raise cluster.ClusterError("expected a Ray cluster, got none; start one")
 
     monkeypatch.setattr(cluster, "execute", fails)
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert refused(call("run", "tiny", "--engine", "ray", "-q"), "start one", code=1)
 
 
@@ -824,7 +836,7 @@ def test_doctor_says_what_there_is_and_what_to_do(monkeypatch, here):
         f"new/runs: {display.size(shutil.disk_usage(here).free)[:2]}",
         "data set mnist missing `discretegrad data fetch mnist`",
         'ray not installed For --engine ray: pip install "discretegrad[ray]"',
-        f"matplotlib {cli.metadata.version('matplotlib')}",
+        f"matplotlib {metadata.version('matplotlib')}",
     ):
         assert text in shown
     assert tree(here) == {}
@@ -847,9 +859,9 @@ def test_doctor_on_a_gpu(monkeypatch):
     monkeypatch.setattr(environment, "device_name", lambda name: f"[{name}]")
     free = {"cpu": 1e9, "cuda:0": 90e9, "cuda:1": 10e9}
     monkeypatch.setattr(environment, "free_memory", free.get)
-    monkeypatch.setattr(cli, "_kernels", lambda: cli.Finding("fused kernels", "run"))
-    found = {one.what: one for one in cli._hardware()}
-    assert found["GPU 0"] == cli.Finding("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
+    monkeypatch.setattr(doctor, "_kernels", lambda: doctor.Finding("fused kernels", "run"))
+    found = {one.what: one for one in doctor._hardware()}
+    assert found["GPU 0"] == doctor.Finding("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
     assert found["GPU 1"].advice == "Something else uses most of its memory."
     assert found["TF32"].advice
     assert found["fused kernels"].found == "run"
@@ -858,7 +870,7 @@ def test_doctor_on_a_gpu(monkeypatch):
 def test_doctor_says_why_kernels_fail():
     if torch.cuda.is_available():
         pytest.skip("they run here")
-    found = cli._kernels()
+    found = doctor._kernels()
     assert found.broken
     assert found.found.startswith("fail: ")
     assert "compiler" in found.advice
@@ -866,7 +878,7 @@ def test_doctor_says_why_kernels_fail():
 
 @pytest.mark.gpu
 def test_doctor_runs_a_kernel():
-    assert cli._kernels().found.startswith("run (triton ")
+    assert doctor._kernels().found.startswith("run (triton ")
 
 
 # as a process of its own

@@ -269,20 +269,15 @@ def test_killed_again_and_again(store, tmp_path, expected, processes):
     runs, log = runs_of(6), tmp_path / "log"
     log.touch()
     chance = random.Random(0)
-    # how long it takes when nothing is left to train, and when everything is
-    times = []
-    for root in ("other", "other", "another"):
-        began = time.perf_counter()
-        processes(tmp_path / root, log, 6, 0.005, 4).join()
-        times.append(time.perf_counter() - began)
-    start, usual = times[1:]
-    log.write_text("")
     kills = progress = 0
     while True:
         before = log.stat().st_size
         process = processes(store.root, log, 6, 0.005, 4)
-        # from the moment it could begin; in the end it may run for as long as it likes
-        process.join(None if kills > 60 else chance.uniform(start / 2, start + usual / 3))
+        # before it can begin, or some time after it has trained one or two epochs of a stack
+        enough = before + chance.randint(0, 2) * 4 * len(f"{process.pid} {runs[0].identity} 1\n")
+        while process.is_alive() and log.stat().st_size < enough:
+            time.sleep(0.001)
+        process.join(chance.uniform(0, 0.03))
         if process.exitcode is not None:
             break
         process.kill()
@@ -290,12 +285,12 @@ def test_killed_again_and_again(store, tmp_path, expected, processes):
         kills += 1
         progress += log.stat().st_size > before
     assert process.exitcode == 0
-    assert progress >= 3
+    assert progress >= 5
     assert results(store, runs) == expected(runs)
     # a checkpoint after every epoch, of one stack at a time: little is lost
-    epochs = [line.split()[1:] for line in log.read_text().splitlines()]
-    assert len(epochs) <= 6 * EPOCHS + 2 * 4 * (kills + 1)
-    assert max(len(store.load(run).environment) for run in runs) > 1
+    epochs = len(log.read_text().splitlines())
+    assert 6 * EPOCHS <= epochs <= 6 * EPOCHS + 2 * 4 * kills
+    assert max(len(store.load(run).environment) for run in runs) > 2
 
 
 def test_two_processes_share_the_work(store, tmp_path, expected, processes):
@@ -351,21 +346,39 @@ def test_what_another_process_finishes_meanwhile_is_done(store):
     assert record.only("started") == [("started", 1, 0)]
 
 
+def train_alone(store, run, epochs):
+    """What a process does with a run that it has claimed."""
+    stack, metrics = FakeStack([run], None, None), []
+    for epoch in range(1, epochs + 1):
+        row = {name: values[0] for name, values in stack.advance().items()}
+        metrics.append({"epoch": epoch, **row})
+    store.save(run, epochs, metrics, stack.state(0), [{}], 1.0, finished=epochs == EPOCHS)
+
+
 def test_what_another_process_has_advanced_is_planned_again(store, expected):
     runs = [*runs_of(1), *runs_of(2, power=3.0)]
 
     def begin_elsewhere():
-        other, stack = Store(store.root), FakeStack(runs[1:2], None, None)
-        metrics = []
-        for epoch in range(1, 4):
-            row = {name: values[0] for name, values in stack.advance().items()}
-            metrics.append({"epoch": epoch, **row})
+        other = Store(store.root)
         assert other.claim(runs[1])
-        other.save(runs[1], 3, metrics, stack.state(0), [{}], 1.0)
+        train_alone(other, runs[1], 3)
         other.release(runs[1])
 
     record = Record(epoch5=begin_elsewhere)
     assert train(runs, store, listener=record).finished == tuple(runs)
+    assert record.only("started") == [("started", 1, 0), ("started", 1, 0), ("started", 2, 3)]
+    assert results(store, runs) == expected(runs)
+
+
+def test_what_another_process_has_just_finished_is_done(store, expected):
+    runs = runs_of(2)
+    other = Store(store.root)
+    assert other.claim(runs[1])
+    record = Record(epoch5=lambda: train_alone(other, runs[1], EPOCHS))
+    # it can still not be claimed
+    outcome = train(runs, store, listener=record)
+    assert (outcome.finished, outcome.already) == ((runs[0],), (runs[1],))
+    assert outcome.complete
     assert results(store, runs) == expected(runs)
 
 
@@ -413,6 +426,14 @@ def test_other_threads_do_without_signals(store):
     thread.start()
     thread.join()
     assert outcomes[0].complete
+
+
+def test_times_add_up(store, monkeypatch):
+    stack, runs = Clock(monkeypatch).stack(), runs_of(2)
+    train(runs, store, make_stack=stack, listener=Record(epoch3=interrupt))
+    assert store.status(runs[0]).seconds == 30.0
+    train(runs, store, make_stack=stack)
+    assert store.status(runs[0]).seconds == 80.0
 
 
 def test_an_error_gives_the_runs_free(store, expected):
@@ -680,12 +701,13 @@ def test_a_damaged_run_is_left_alone(store, expected, stop, kind):
     assert results(store, runs[::2]) == expected(runs[::2])
 
 
-def test_damage_that_comes_later_is_met_too(store, expected):
+@pytest.mark.parametrize("how", [damage, os.unlink], ids=["content", "missing"])
+def test_damage_that_comes_later_is_met_too(store, expected, how):
     runs = [*runs_of(1), *runs_of(3, power=3.0)]
     train(runs[1:], store, listener=Record(epoch2=interrupt))
     (checkpoint,) = store.directory(runs[2]).glob("checkpoint*")
-    # after the look at the beginning: it still has its size when it is claimed
-    outcome = train(runs, store, listener=Record(epoch1=lambda: damage(checkpoint)))
+    # after the look at the beginning; if it has its size it is met when it is loaded
+    outcome = train(runs, store, listener=Record(epoch1=lambda: how(checkpoint)))
     assert list(outcome.damaged) == [runs[2]]
     others = [run for run in runs if run != runs[2]]
     assert outcome.finished == tuple(others)

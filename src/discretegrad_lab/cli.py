@@ -4,21 +4,15 @@ What it needs is imported where it is used: torch takes seconds, and help should
 """
 
 import contextlib
-import difflib
 import importlib.util
 import inspect
-import os
-import platform
-import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -27,6 +21,16 @@ from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from .arguments import (
+    find_device,
+    find_recipe,
+    parse_budget,
+    parse_estimators,
+    parse_seeds,
+    suggestion,
+)
+from .doctor import ROOM, examine, many
 
 if TYPE_CHECKING:
     from .config import Run
@@ -46,9 +50,6 @@ _EXIT_CODES = (
 )
 _PAGE = "report.html"
 _PICTURE = "curves.png"
-_MOST_SEEDS = 100_000
-# far less than any run takes: a disk with less is full
-_ROOM = 1 << 20
 
 
 def _examples(*lines: str) -> str:
@@ -213,7 +214,7 @@ def list_recipes() -> None:
     for recipe in RECIPES.values():
         needed = ", ".join(recipe.data) or "none"
         console.print(
-            Text(recipe.name, "bold"), Text(f" {_many(len(recipe.runs()), 'run')}, data: {needed}")
+            Text(recipe.name, "bold"), Text(f" {many(len(recipe.runs()), 'run')}, data: {needed}")
         )
         for line in (recipe.title, f"Reproduces {recipe.reproduces}; {recipe.cost}."):
             console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
@@ -298,7 +299,7 @@ def run(
             # the nodes of a cluster have their own
             if ray_address is None:
                 wanted.check_data()
-            wanted.store.check_room(_ROOM)
+            wanted.store.check_room(ROOM)
             event_files = _event_files(tensorboard)
         began = time.perf_counter()
         with _display(wanted, events, quiet) as listener:
@@ -368,89 +369,6 @@ class _Wanted:
         return f"{self.recipe.name}{place}"
 
 
-def find_recipe(name: str) -> "Recipe":
-    """The recipe of a name; a wrong one gets a suggestion."""
-    from .recipes import RECIPES
-
-    if name not in RECIPES:
-        raise ValueError(
-            f"expected a recipe of {', '.join(RECIPES)}, got {name!r}; "
-            f"{_suggestion(name, RECIPES)}`discretegrad list` describes them"
-        )
-    return RECIPES[name]
-
-
-def parse_seeds(text: str) -> list[int]:
-    """``5`` as 0 to 4, ``0-4,7`` as it says."""
-    remedy = "give a number of seeds such as 5, or seeds such as 0-4,7"
-    if re.fullmatch(r"\d+", text.strip()):
-        ranges = [(0, int(text) - 1)]
-    else:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        matches = [re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", part) for part in parts]
-        if not matches or None in matches:
-            raise ValueError(f"expected seeds, got {text!r}; {remedy}")
-        ranges = [(int(m[1]), int(m[2] or m[1])) for m in matches if m]
-    if any(first > last for first, last in ranges):
-        raise ValueError(f"expected at least one seed in every part, got {text!r}; {remedy}")
-    if sum(last - first + 1 for first, last in ranges) > _MOST_SEEDS:
-        raise ValueError(f"expected at most {_MOST_SEEDS:,} seeds, got {text!r}; {remedy}")
-    seeds = [seed for first, last in ranges for seed in range(first, last + 1)]
-    return list(dict.fromkeys(seeds))
-
-
-def parse_estimators(text: str) -> list[str]:
-    """Names with commas between them; a wrong one gets a suggestion."""
-    from .estimators import ESTIMATORS
-
-    names = [part.strip().lower() for part in text.split(",") if part.strip()]
-    if not names:
-        raise ValueError(
-            f"expected estimators such as reinmax,st, got {text!r}; leave the option out for all"
-        )
-    for name in names:
-        if name not in ESTIMATORS:
-            raise ValueError(
-                f"expected estimators of {', '.join(ESTIMATORS)}, got {name!r}; "
-                f"{_suggestion(name, ESTIMATORS) or 'choose some of these'}"
-            )
-    return list(dict.fromkeys(names))
-
-
-def parse_budget(text: str) -> float:
-    """``90s``, ``9m``, ``1.5h`` or ``1h30m`` in seconds."""
-    number = r"(\d+(?:\.\d+)?)"
-    match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
-    factors = (3600, 60, 1)
-    seconds = (
-        sum(float(part or 0) * factor for part, factor in zip(match.groups(), factors, strict=True))
-        if match
-        else 0.0
-    )
-    if not seconds > 0:
-        raise ValueError(
-            f"expected a time as --budget, got {text!r}; give it in seconds, minutes or hours, "
-            "such as 90s, 9m or 1h30m"
-        )
-    return seconds
-
-
-def find_device(name: str) -> str:
-    """A device that this machine has; auto is a GPU if there is one."""
-    import torch
-
-    from .environment import check_device
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return str(check_device(name))
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name.lower(), list(known), 1, 0.5)
-    return f"did you mean {nearest[0]}? " if nearest else ""
-
-
 def _runs(recipe: "Recipe", seeds: str | None, estimators: str | None) -> "list[Run]":
     return recipe.runs(
         None if seeds is None else parse_seeds(seeds),
@@ -496,8 +414,8 @@ def _show_plan(wanted: _Wanted, events: "Json | None") -> None:
     seconds = _seconds(plan)
     time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
     lines = [
-        f"{wanted.recipe.name} on {device}: {_many(plan.members, 'run')} to train in "
-        f"{_many(len(plan.stacks), 'stack')}, {len(plan.done)} done before, "
+        f"{wanted.recipe.name} on {device}: {many(plan.members, 'run')} to train in "
+        f"{many(len(plan.stacks), 'stack')}, {len(plan.done)} done before, "
         f"{len(plan.damaged)} damaged.",
         f"Memory: {size(plan.bytes)} for the largest stack. Time: {time_left}. "
         "Nothing was changed.",
@@ -529,7 +447,7 @@ def _time_notes(wanted: _Wanted, plan: "Estimate", device: str) -> list[str]:
     if measured == len(plan.stacks):
         return []
     if _seconds(plan) is not None:
-        return [f"The time is measured for {_many(measured, 'stack')} and scaled for the others."]
+        return [f"The time is measured for {many(measured, 'stack')} and scaled for the others."]
     return [
         f"No runs like these were trained on {device} yet, so their speed is not known. Train for "
         f"a minute with `discretegrad run {wanted.again()} --budget 1m`, of which nothing is lost, "
@@ -792,7 +710,7 @@ def _check_reports(names: Sequence[str] | None, results: Path) -> None:
                 f"page; write it again with `discretegrad report {folder.name}`",
                 FAILED,
             )
-    typer.echo(f"All tables of {_many(len(folders), 'recipe')} follow from their results.")
+    typer.echo(f"All tables of {many(len(folders), 'recipe')} follow from their results.")
 
 
 @_command(app, "plot", "discretegrad plot", "discretegrad plot polynomial-curves --results results")
@@ -922,7 +840,7 @@ def _data_set(name: str) -> str:
     if name not in DATA_SETS:
         raise ValueError(
             f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}; "
-            f"{_suggestion(name, DATA_SETS) or 'choose one of these'}"
+            f"{suggestion(name, DATA_SETS) or 'choose one of these'}"
         )
     return name
 
@@ -949,18 +867,6 @@ def _bars() -> "Iterator[Callable[[str, int, int | None], None] | None]":
 # doctor
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that a machine has or lacks."""
-
-    what: str
-    found: str
-    advice: str = ""
-    """What to do about it; empty if it is fine."""
-    broken: bool = False
-    """Whether commands will fail because of it."""
-
-
 @_command(app, "doctor", "discretegrad doctor", "discretegrad doctor --runs /shared/runs")
 def doctor(
     runs: RunsDirectory = Path("runs"),
@@ -979,147 +885,3 @@ def doctor(
     broken = [one.what for one in findings if one.broken]
     if broken:
         _end(f"expected a machine that works, got trouble with {', '.join(broken)}", FAILED)
-
-
-def examine(runs: Path, data: Path | None) -> list[Finding]:
-    """Everything that matters to the commands."""
-    return [*_software(), *_hardware(), _disk(runs), *_data_found(data), *_packages()]
-
-
-def _software() -> Iterator[Finding]:
-    import torch
-
-    import discretegrad
-
-    yield Finding("discretegrad", discretegrad.__version__)
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
-    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    yield Finding("torch", f"{torch.__version__}, built {built}")
-
-
-def _hardware() -> Iterator[Finding]:
-    import torch
-
-    from .display import size
-    from .environment import device_name, free_memory
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(
-        "CPU",
-        f"{device_name('cpu')}, {_many(cores or 1, 'core')}, {torch.get_num_threads()} used by "
-        f"torch, {size(free_memory('cpu'))} of memory free",
-    )
-    if not torch.cuda.is_available():
-        remedy = (
-            "Install a driver and see that `nvidia-smi` works."
-            if torch.version.cuda
-            else "If this machine has one, install a torch that is built for CUDA."
-        )
-        yield Finding(
-            "GPU",
-            "none that torch can use",
-            "Training runs on the CPU: minutes for polynomial-headline, hours for the rest. "
-            + remedy,
-        )
-        yield Finding("TF32", "only on GPUs")
-        yield Finding("fused kernels", "only on GPUs; the CPU has its own path")
-        return
-    for number in range(torch.cuda.device_count()):
-        name = f"cuda:{number}"
-        total = torch.cuda.get_device_properties(number).total_memory
-        free = free_memory(name)
-        advice = "" if free > total / 2 else "Something else uses most of its memory."
-        found = f"{device_name(name)}, {size(free)} of {size(total)} free"
-        yield Finding(f"GPU {number}", found, advice)
-    capable = torch.cuda.get_device_capability() >= (8, 0)
-    yield Finding(
-        "TF32",
-        "can round products; recipes that allow it say so" if capable else "not on this GPU",
-        "" if capable else "Recipes that allow TF32 run in float32, and slower.",
-    )
-    yield _kernels()
-
-
-def _kernels() -> Finding:
-    """Whether a fused kernel compiles, runs and agrees with the torch path."""
-    import torch
-
-    import discretegrad
-
-    what = "fused kernels"
-    if importlib.util.find_spec("triton") is None:
-        return Finding(
-            what, "none", "Install triton (Linux) for them; without it training is slower."
-        )
-    gradients: list[torch.Tensor] = []
-    backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
-    try:
-        for backend in backends:
-            logits = torch.linspace(-1, 1, 640, device="cuda").view(64, 10).requires_grad_()
-            index = torch.arange(64, device="cuda") % 10
-            weights = torch.linspace(0, 1, 10, device="cuda")
-            sample = discretegrad.reinmax_at(logits, index, backend=backend)
-            gradients += torch.autograd.grad((sample * weights).sum(), logits)
-        torch.testing.assert_close(*gradients)
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Finding(
-            what,
-            f"fail: {first}",
-            "Triton needs a C compiler and a torch of its own version; see that `gcc --version` "
-            "works and install both packages anew.",
-            broken=True,
-        )
-    return Finding(what, f"run (triton {metadata.version('triton')})")
-
-
-def _disk(runs: Path) -> Finding:
-    from .display import size
-
-    place = runs.absolute()
-    while not place.exists():
-        place = place.parent
-    what = "runs directory"
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        return Finding(what, f"{runs}: cannot be written", "Choose another with --runs.", True)
-    free = shutil.disk_usage(place).free
-    # ten times the largest recipe
-    advice = "" if free > 10e9 else "Free some space, or choose another directory with --runs."
-    return Finding(what, f"{runs}: {size(free)} free", advice, broken=free < _ROOM)
-
-
-def _data_found(directory: Path | None) -> Iterator[Finding]:
-    from .data import DATA_SETS, check
-
-    reports = check(directory)
-    for name in DATA_SETS:
-        files = [one for one in reports if one.data_set == name]
-        bad = [one for one in files if one.state != "ok"]
-        if not bad:
-            places = dict.fromkeys(str(one.path.parent) for one in files if one.path)
-            yield Finding(f"data set {name}", ", ".join(places))
-        else:
-            states = dict.fromkeys(one.state for one in bad)
-            yield Finding(
-                f"data set {name}",
-                " and ".join(states),
-                f"`discretegrad data fetch {name}`, or say where it is with --data.",
-            )
-
-
-def _packages() -> Iterator[Finding]:
-    uses = {
-        "matplotlib": ("lab", "plots"),
-        "tensorboard": ("tensorboard", "--tensorboard"),
-        "ray": ("ray", "--engine ray"),
-    }
-    for name, (extra, use) in uses.items():
-        if importlib.util.find_spec(name) is None:
-            advice = f'For {use}: pip install "discretegrad[{extra}]"'
-            yield Finding(name, "not installed", advice)
-        else:
-            yield Finding(name, metadata.version(name))
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
