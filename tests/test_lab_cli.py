@@ -773,8 +773,8 @@ def test_results_that_cannot_be_written(here):
 def test_plot_draws_a_picture(here):
     train()
     call("report", "tiny")
-    for arguments in ([], ["tiny"]):
-        assert "Wrote results/tiny/curves.png" in call("plot", *arguments).stdout
+    for names in ([], ["tiny"]):
+        assert "Wrote results/tiny/curves.png" in call("plot", *names).stdout
         picture = here / "results" / "tiny" / "curves.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
         picture.unlink()
