@@ -50,6 +50,7 @@ _EXIT_CODES = (
 )
 _PAGE = "report.html"
 _PICTURE = "curves.png"
+_RECONSTRUCTIONS = "reconstructions.png"
 
 
 def _examples(*lines: str) -> str:
@@ -717,10 +718,13 @@ def _check_reports(names: Sequence[str] | None, results: Path) -> None:
 def plot(
     recipes: Names = None,
     results: ResultsDirectory = Path("results"),
+    runs: RunsDirectory = Path("runs"),
+    data: DataDirectory = None,
 ) -> None:
-    """Draw the curves of a report as PNG files.
+    """Draw the curves of a report as PNG files, and what trained models reconstruct.
 
-    Takes the results that `discretegrad report` has written; without names all of them.
+    Takes the results that `discretegrad report` has written; without names all of them. Pictures
+    of a VAE also need its runs and its data, and are left out where there are no finished runs.
     """
     with _explaining():
         if importlib.util.find_spec("matplotlib") is None:
@@ -750,13 +754,19 @@ def plot(
                         f"`discretegrad report {recipe.name}`"
                     )
             # matplotlib writes a cache the first time
+            from .pictures import draw_reconstructions, finished
             from .plots import draw
+            from .store import Store
 
             for recipe in chosen:
                 folder = results / recipe.name
                 items = section(read(folder)).items
                 draw([one for one in items if isinstance(one, Figure)], folder / _PICTURE)
                 typer.echo(f"Wrote {folder / _PICTURE}")
+                models = finished(recipe, Store(runs)) if runs.exists() else []
+                if models:
+                    draw_reconstructions(models, Store(runs), folder / _RECONSTRUCTIONS, data)
+                    typer.echo(f"Wrote {folder / _RECONSTRUCTIONS}")
 
 
 @contextlib.contextmanager

@@ -233,7 +233,7 @@ def estimate(
     paces = _paces({_key(run) for run in pending}, store, device_name(fit.device))
     stacks = []
     while pending:
-        group, _ = _next_group(pending)
+        group = _next_group(pending)
         members = group[: fit.count(group)]
         run, epoch = members[0], pending[members[0]]
         left = run.epochs - epoch
@@ -346,11 +346,14 @@ class _Work:
             # others may have died or stopped meanwhile
             self.elsewhere.clear()
             while self.stopped_by is None:
-                here = {run: e for run, e in self.pending.items() if run not in self.elsewhere}
+                here = self._here()
                 if not here or self._must_stop(self.building):
                     break
-                trained |= self._take(*_next_group(here))
+                trained |= self._take(_next_group(here))
             trained = trained and bool(self.elsewhere) and self.stopped_by is None
+
+    def _here(self) -> dict[Run, int]:
+        return {run: e for run, e in self.pending.items() if run not in self.elsewhere}
 
     def outcome(self) -> Outcome:
         """Afterwards."""
@@ -374,7 +377,7 @@ class _Work:
             stopped_by=self.stopped_by,
         )
 
-    def _take(self, group: Sequence[Run], until: int) -> bool:
+    def _take(self, group: Sequence[Run]) -> bool:
         """Train a stack of a group; False if none of them could be had."""
         size = self.fit.count(group)
         try:
@@ -385,7 +388,7 @@ class _Work:
                     self.held[run] = None
             if not self.held or self.stopped_by is not None:
                 return False
-            self._train(until)
+            self._train()
         except torch.OutOfMemoryError:
             # the task's estimate was too low
             if len(self.held) < 2:
@@ -441,7 +444,7 @@ class _Work:
                 del self.held[run]
         return found
 
-    def _train(self, until: int) -> None:
+    def _train(self) -> None:
         began = time.perf_counter()
         epoch = self.pending[next(iter(self.held))]
         saved = self._load() if epoch else {}
@@ -463,13 +466,18 @@ class _Work:
             else _Member(run, [], [here], 0.0)
             for run in stack.runs
         ]
+        asked = time.perf_counter()
         state = sum(tensor.nbytes for tensor in stack.state(0).values())
+        pace = _Pace(len(members), state, time.perf_counter() - asked)
         # what is new, and what is not deleted yet while it is replaced
         self.store.check_room((len(members) - len(saved) + _WRITERS) * state)
         saved.clear()
         self.listener.stack_started(stack.runs, epoch, stack.epochs, stack.steps_per_epoch)
         self.building = time.perf_counter() - began
-        self._loop(stack, members, until, _Pace(len(members), state * len(members)))
+        # where others wait that these can join
+        same = (e for run, e in self._here().items() if _key(run) == _key(stack.runs[0]))
+        until = min((e for e in same if e > epoch), default=stack.epochs)
+        self._loop(stack, members, until, pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
     def _loop(
@@ -560,13 +568,14 @@ class _Work:
 class _Pace:
     """How long epochs and checkpoints of a stack take."""
 
-    def __init__(self, members: int, size: int) -> None:
+    def __init__(self, members: int, size: int, seconds: float) -> None:
+        """From the bytes of a member's state and how long it took to have it."""
         self._epochs: list[float] = []
+        self._blocked = members * seconds
+        """How long training waits for a checkpoint to be on its way."""
         # guesses for a slow disk, until there are measurements
-        self._cost = size / 5e8 + 0.002 * members
-        self._wall = size / 1e8 + 0.01 * members
-        self._blocked = 0.0
-        """The part of the cost for which training waits."""
+        self._cost = self._blocked + members * (size / 5e8 + 0.002)
+        self._wall = members * (size / 1e8 + 0.01)
 
     def epoch(self, seconds: float) -> None:
         """An epoch took so long."""
@@ -574,7 +583,6 @@ class _Pace:
 
     def waited(self, seconds: float) -> None:
         """Training waited so long for a checkpoint to be on its way."""
-        self._cost += seconds - self._blocked
         self._blocked = seconds
 
     def written(self, wall: float, processor: float) -> None:
@@ -689,15 +697,14 @@ def _key(run: Run) -> tuple[Any, ...]:
     return run.stack_key
 
 
-def _next_group(pending: Mapping[Run, int]) -> tuple[list[Run], int]:
-    """Runs to train together, and the epoch at which to look for others that they can join."""
+def _next_group(pending: Mapping[Run, int]) -> list[Run]:
+    """Runs that can be trained together; those behind first."""
     key = _key(next(iter(pending)))
     same = {run: epoch for run, epoch in pending.items() if _key(run) == key}
     epoch = min(same.values())
     group = [run for run, done in same.items() if done == epoch]
     group.sort(key=lambda run: (run.estimator, run.tau, run.identity))
-    ahead = (done for done in same.values() if done > epoch)
-    return group, min(ahead, default=group[0].epochs)
+    return group
 
 
 def _paces(
