@@ -555,6 +555,10 @@ def test_checkpoints_as_often_as_one_likes(store):
     record = Record()
     train(runs_of(2), store, listener=record, checkpoint_every=0)
     assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in range(1, EPOCHS + 1)]
+    # not twice when it stops
+    record = Record(epoch2=interrupt)
+    train(runs_of(2, power=3.0), store, listener=record, checkpoint_every=0)
+    assert record.only("checkpoint") == [("checkpoint", 1), ("checkpoint", 2)]
 
 
 def test_training_goes_on_while_checkpoints_are_written(store, monkeypatch):
