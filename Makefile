@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 GPU_PYTHON ?= python3
+# a file of tests stays with one process
+PARALLEL := -n auto --dist loadfile
 
 .PHONY: help demo test test-all test-gpu lint types docs benchmark clean
 
@@ -23,10 +25,10 @@ demo: $(VENV)/.lab  ## compare all samplers on the polynomial problem: a table a
 	$(PY) examples/polynomial.py
 
 test: lint types docs  ## everything a change must pass: lint, types, docs, tests
-	$(PY) -m pytest -m "not gpu and not slow" --doctest-modules
+	$(PY) -m pytest $(PARALLEL) -m "not gpu and not slow" --doctest-modules
 
 test-all: lint types docs  ## the same with the long proofs
-	$(PY) -m pytest -m "not gpu" --doctest-modules
+	$(PY) -m pytest $(PARALLEL) -m "not gpu" --doctest-modules
 
 test-gpu:  ## the tests that need a CUDA device, with the Python that has it (GPU_PYTHON)
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests

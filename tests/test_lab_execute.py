@@ -513,6 +513,15 @@ def test_the_budget_counts_checkpoints_and_slow_epochs(store, monkeypatch, budge
     assert least <= clock.now - 1000.0 <= budget
 
 
+def test_the_budget_counts_a_checkpoint_that_nobody_has_seen(store, monkeypatch):
+    clock = Clock(monkeypatch)
+    stack = clock.stack(epoch=5.0, state=1.5)
+    record = Record()
+    train(runs_of(4), store, make_stack=stack, budget=26.0, listener=record)
+    assert record.only("checkpoint") == [("checkpoint", 3)]
+    assert clock.now - 1000.0 == 1.5 + 3 * 5.0 + 4 * 1.5
+
+
 def test_a_spent_budget_starts_nothing(store, monkeypatch):
     clock = Clock(monkeypatch)
     runs = [*runs_of(1), *runs_of(1, power=3.0)]
@@ -784,6 +793,19 @@ def test_a_full_disk(store, expected, monkeypatch, every):
     assert {store.status(run).state for run in runs} <= {"new", "started", "finished"}
     assert train(runs, Store(store.root)).complete
     assert results(store, runs) == expected(runs)
+
+
+def test_a_full_disk_is_reported_at_once(store, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    record = Record()
+    stack = Clock(monkeypatch).stack(epoch=7.0)
+    with pytest.raises(StoreError, match="No space left on device"):
+        train(runs_of(2, epochs=20), store, make_stack=stack, listener=record)
+    # a checkpoint after five epochs; not only when the next one is due
+    assert record.events[-2:] == [("checkpoint", 5), ("epoch", 6)]
 
 
 def test_a_disk_that_is_too_small_is_found_before_training(store, monkeypatch):

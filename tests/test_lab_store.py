@@ -202,24 +202,6 @@ def test_all_stored_runs(store):
         list(store.runs())
 
 
-def test_an_export_has_all_but_the_checkpoint(store, tmp_path):
-    save(store)
-    with pytest.raises(ValueError, match="finish it first"):
-        store.export(RUN, tmp_path / "small")
-    save(store, epoch=9, finished=True)
-    small = Store(tmp_path / "small")
-    for _ in range(2):
-        store.export(RUN, small.root)
-        assert small.status(RUN).done
-        assert small.metrics(RUN) == metrics_at(9)
-        assert small.load(RUN).state == {}
-        assert not any("checkpoint" in name for name in names(small))
-    # it does not take a checkpoint away
-    store.release(RUN)
-    store.export(RUN, store.root)
-    assert_saved(store, 9)
-
-
 # damage
 
 

@@ -16,6 +16,7 @@ the machine dies, the status names files that are whole, and a directory without
 import contextlib
 import csv
 import errno
+import functools
 import hashlib
 import io
 import itertools
@@ -108,7 +109,6 @@ class Saved:
     metrics: Metrics
     environment: Environment
     state: dict[str, Tensor]
-    """Empty if the run was exported without its checkpoint."""
 
     @property
     def epoch(self) -> int:
@@ -140,7 +140,7 @@ class Store:
 
     def directory(self, run: Run) -> Path:
         """Where a run is, or would be."""
-        return self.root / run.task / run.identity
+        return self.root / run.task / _identity(run)
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
@@ -172,14 +172,14 @@ class Store:
         """
         saved = self._load(run, decode=True)
         if saved is None:
-            raise KeyError(f"expected a stored run, got {run.identity}, which was never saved")
+            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
         return saved
 
     def metrics(self, run: Run) -> Metrics:
         """Those of a run, without reading its checkpoint; raises as ``load`` does."""
         found = _read(self.directory(run), "config", "metrics")
         if found is None:
-            raise KeyError(f"expected a stored run, got {run.identity}, which was never saved")
+            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
         _check_config(self.directory(run), run, found[1]["config"])
         return _rows(found[1]["metrics"])
 
@@ -187,7 +187,7 @@ class Store:
         """What a run was trained with; raises as ``load`` does."""
         found = _read(self.directory(run), "environment")
         if found is None:
-            raise KeyError(f"expected a stored run, got {run.identity}, which was never saved")
+            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
         environment: Environment = json.loads(found[1]["environment"])
         return environment
 
@@ -216,26 +216,28 @@ class Store:
         The kernel gives the claim up when the process dies. Look at the status after claiming: it
         may have changed since you last did.
         """
-        if run.identity in self._claims:
+        if _identity(run) in self._claims:
             return False
         path = self._lock(run)
         with _explained("claim a run", self.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
             # commits may end, and give the claim up, in another thread
             lock = FileLock(path, thread_local=False)
             try:
                 lock.acquire(blocking=False)
             except Timeout:
                 return False
-        self._claims[run.identity] = lock
+        self._claims[_identity(run)] = lock
+        self._done.discard(_identity(run))
         return True
 
     def release(self, run: Run) -> None:
         """Give a claim up, if there is one."""
-        lock = self._claims.pop(run.identity, None)
+        lock = self._claims.pop(_identity(run), None)
         if lock is None:
             return
-        if run.identity in self._done:
+        if _identity(run) in self._done:
             # nobody needs it any more; before that, one process could hold the deleted file and
             # another one a new file of this name
             with contextlib.suppress(OSError):
@@ -247,7 +249,7 @@ class Store:
         run: Run,
         epoch: int,
         metrics: Metrics,
-        state: Mapping[str, Tensor] | None,
+        state: Mapping[str, Tensor],
         environment: Environment,
         seconds: float,
         *,
@@ -260,7 +262,7 @@ class Store:
             run: The configuration.
             epoch: How many epochs are done.
             metrics: A row for each of them.
-            state: What is needed to go on; None leaves out the checkpoint.
+            state: What is needed to go on.
             environment: What the run was trained with.
             seconds: Of training so far.
             finished: Whether nothing is left to train.
@@ -270,18 +272,17 @@ class Store:
             DamagedRun: If the status that is there cannot be read.
             StoreError: If the file system refuses; what was saved before is whole.
         """
-        if run.identity not in self._claims:
+        if _identity(run) not in self._claims:
             raise RuntimeError(
-                f"expected a claimed run, got {run.identity}; call claim before save"
+                f"expected a claimed run, got {_identity(run)}; call claim before save"
             )
+        tensors = {name: tensor.detach().contiguous() for name, tensor in state.items()}
         contents = {
             "config": _dump(run.document()),
             "environment": _dump(environment),
             "metrics": _table(metrics),
+            "checkpoint": safetensors.torch.save(tensors, {"run": _identity(run)}),
         }
-        if state is not None:
-            tensors = {name: tensor.detach().contiguous() for name, tensor in state.items()}
-            contents["checkpoint"] = safetensors.torch.save(tensors, {"run": run.identity})
         end = "finished" if diverged_step is None else "diverged"
         document = {
             "format": FORMAT,
@@ -294,34 +295,7 @@ class Store:
         with _explained("save a run", directory):
             _commit(directory, document, contents)
         if finished:
-            self._done.add(run.identity)
-
-    def export(self, run: Run, root: Path | str) -> None:
-        """Copy a run that is done to another store, without its checkpoint, if it lacks it."""
-        saved = self.load(run)
-        if not saved.status.done:
-            raise ValueError(
-                f"expected a run that is done, got {run.identity} in the state "
-                f"{saved.status.state}; finish it first"
-            )
-        other = Store(root)
-        if not other.claim(run):
-            raise StoreError(f"expected to write {other.directory(run)}, got another process at it")
-        try:
-            if other.status(run).done:
-                return
-            other.save(
-                run,
-                saved.epoch,
-                saved.metrics,
-                None,
-                saved.environment,
-                saved.seconds,
-                finished=True,
-                diverged_step=saved.diverged_step,
-            )
-        finally:
-            other.release(run)
+            self._done.add(_identity(run))
 
     def check_room(self, needed: int) -> None:
         """Raise ``StoreError`` if so many bytes cannot be written."""
@@ -337,7 +311,7 @@ class Store:
             )
 
     def _lock(self, run: Run) -> Path:
-        return self.root / _LOCKS / f"{run.identity}.lock"
+        return self.root / _LOCKS / f"{_identity(run)}.lock"
 
     def _load(self, run: Run, *, decode: bool) -> Saved | None:
         """All files, verified; the checkpoint as tensors only if ``decode``."""
@@ -347,13 +321,18 @@ class Store:
             return None
         document, contents = found
         _check_config(directory, run, contents["config"])
-        checkpoint = contents.get("checkpoint")
         return Saved(
             _status(document),
             _rows(contents["metrics"]),
             json.loads(contents["environment"]),
-            safetensors.torch.load(checkpoint) if decode and checkpoint is not None else {},
+            safetensors.torch.load(contents["checkpoint"]) if decode else {},
         )
+
+
+@functools.lru_cache(1 << 16)
+def _identity(run: Run) -> str:
+    """Every step of a commit asks for it."""
+    return run.identity
 
 
 def _status(document: Mapping[str, Any]) -> Status:
@@ -486,8 +465,9 @@ def _commit(directory: Path, document: Mapping[str, Any], contents: Mapping[str,
             name = _free_name(kind, document["epoch"], taken)
             _write(place / name, content)
             files[kind] = {"name": name, **record}
-        # the names must last before a status that mentions them can
-        _sync(place)
+        if place == directory:
+            # the names must last before a status that mentions them can
+            _sync(place)
         _write(place / _STATUS, _dump(_sealed({**document, "files": files})))
         _sync(place)
         if place != directory:
