@@ -721,8 +721,8 @@ def _paces(
             continue
         with contextlib.suppress(DamagedRun):
             starts = store.environment(run)
-            if {start["device"] for start in starts} == {device}:
-                members = max(start["members"] for start in starts)
+            if {start.get("device") for start in starts} == {device}:
+                members = max(start.get("members", 1) for start in starts)
                 pace = (status.seconds / status.epoch, members)
                 # the largest stack tells most
                 found[key] = max(found.get(key, pace), pace, key=lambda pace: pace[1])
