@@ -28,7 +28,7 @@ import torch
 
 from .config import Run
 from .desk import Desk
-from .execute import Estimate, Listener, Outcome, estimate
+from .execute import Estimate, Listener, Outcome, estimate, stop_signals
 from .execute import execute as execute_here
 from .store import Store, StoreError
 
@@ -105,7 +105,7 @@ def execute(
         kind, workers = _resources(ray, device)
         job = _Job(ray, list(dict.fromkeys(runs)), Path(root).absolute(), kind, listener)
         job.plan(workers, largest_stack)
-        with _interrupts() as caught:
+        with stop_signals() as caught:
             job.go(deadline, caught, data and data.absolute(), largest_stack, checkpoint_every)
     return job.outcome()
 
@@ -590,24 +590,3 @@ def _lost(error: Exception) -> ClusterError:
         "that every node has memory for it and the same discretegrad and ray as this machine, and "
         "start again: what was saved is whole, and work goes on from there"
     )
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[list[str]]:
-    """Names of signals that ask to stop; a second one stops at once."""
-    caught: list[str] = []
-
-    def note(number: int, _: object) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(signal.Signals(number).name)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -212,7 +212,7 @@ def execute(
         make_stack or _make_stack,
     )
     work.look(runs)
-    with _signals() as caught, _Writer() as work.writer:
+    with stop_signals() as caught, _Writer() as work.writer:
         work.caught = caught
         work.go()
     return work.outcome()
@@ -652,7 +652,7 @@ def _timed(job: Callable[[], None]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[str]]:
+def stop_signals() -> Iterator[list[str]]:
     """Names of signals that ask to stop; a second one stops at once."""
     caught: list[str] = []
 
