@@ -233,15 +233,22 @@ def test_a_diverged_run_is_done(store, expected):
 # killed
 
 
-def child(root, log, seeds, sleep, largest, start=None):
-    """What another process does."""
+def child(root, log, seeds, sleep, largest, start=None, begun=None, at_most=None):
+    """What another process does; beyond ``at_most`` epochs it only waits to be killed."""
     torch.set_num_threads(1)
     if start is not None:
         start.wait()
+
+    def each(stack):
+        if begun is not None:
+            begun.value += 1
+            while begun.value > at_most:
+                time.sleep(1)
+
     outcome = train(
         runs_of(seeds),
         Store(root),
-        make_stack=fake(log=log, sleep=sleep),
+        make_stack=fake(log=log, sleep=sleep, each=each),
         checkpoint_every=0,
         largest_stack=largest,
     )
@@ -267,37 +274,33 @@ def processes():
 
 def test_killed_again_and_again(store, tmp_path, expected, processes):
     runs, log = runs_of(6), tmp_path / "log"
-    log.touch()
     chance = random.Random(0)
-    kills = progress = 0
-    while True:
-        before = log.stat().st_size
-        process = processes(store.root, log, 6, 0.005, 4)
-        # before it can begin, or some time after it has trained one or two epochs of a stack
-        enough = before + chance.randint(0, 2) * 4 * len(f"{process.pid} {runs[0].identity} 1\n")
-        while process.is_alive() and log.stat().st_size < enough:
+    for kill in range(12):
+        epochs = chance.randint(0, 2)
+        begun = processes.context.Value("i", 0)
+        process = processes(store.root, log, 6, 0.005, 4, None, begun, epochs)
+        # some time after the last epoch has begun, or when it is saved for certain
+        enough = epochs + kill % 2
+        while begun.value < enough:
+            assert process.is_alive()
             time.sleep(0.001)
-        process.join(chance.uniform(0, 0.03))
-        if process.exitcode is not None:
-            break
+        time.sleep(chance.uniform(0, 0.03))
         process.kill()
         process.join()
-        kills += 1
-        progress += log.stat().st_size > before
-    assert process.exitcode == 0
-    assert progress >= 5
+    assert not all(store.status(run).done for run in runs)
+    assert train(runs, Store(store.root), make_stack=fake(log=log), largest_stack=4).complete
     assert results(store, runs) == expected(runs)
     # a checkpoint after every epoch, of one stack at a time: little is lost
     epochs = len(log.read_text().splitlines())
-    assert 6 * EPOCHS <= epochs <= 6 * EPOCHS + 2 * 4 * kills
-    assert max(len(store.load(run).environment) for run in runs) > 2
+    assert 6 * EPOCHS <= epochs <= 6 * EPOCHS + 4 * 12
+    assert max(len(store.load(run).environment) for run in runs) > 1
 
 
 def test_two_processes_share_the_work(store, tmp_path, expected, processes):
     runs, log = runs_of(12), tmp_path / "log"
-    start = processes.context.Event()
+    # neither begins before the other is there
+    start = processes.context.Barrier(2)
     both = [processes(store.root, log, 12, 0.01, 2, start) for _ in range(2)]
-    start.set()
     for process in both:
         process.join(60)
     assert [process.exitcode for process in both] == [0, 0]
