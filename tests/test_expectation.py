@@ -352,6 +352,76 @@ def test_function_has_the_defaults_that_the_table_says(case):
     assert {name: defaults[name] for name in set(defaults) - shared} == dict(case.row.options)
 
 
+TAKES_SAMPLES = [case for case in SCORE if "samples" in case.row.options]
+
+
+@each(TAKES_SAMPLES)
+def test_samples_that_were_drawn_elsewhere(case):
+    problem = Problem(case)
+    f = Recorder(problem.f)
+    drawn = case.run(problem, f, generator=seeded(1))
+    expected = problem.backward(drawn)
+    samples = torch.stack(f.seen[: case.count])
+    before = torch.get_rng_state()
+    # whatever says which of two values it is
+    for given in (samples, samples.bool(), samples.clone().requires_grad_()):
+        again = case.run(problem, samples=given)
+        assert torch.equal(again, drawn)
+        for actual, wanted in zip(problem.backward(again), expected, strict=True):
+            assert torch.equal(actual, wanted)
+    assert torch.equal(torch.get_rng_state(), before)
+    other = case.run(problem, samples=samples.roll(1, 1))
+    assert not torch.equal(other, drawn)
+
+
+@each(TAKES_SAMPLES)
+def test_samples_that_do_not_fit(case):
+    problem = Problem(case)
+    shape = (case.count, *problem.logits.shape)
+    for samples in (torch.zeros(shape[1:]), torch.zeros(case.count + 1, *shape[1:])):
+        with pytest.raises(
+            ValueError, match=re.escape(f"= {shape} on cpu, got {tuple(samples.shape)}")
+        ):
+            case.run(problem, samples=samples)
+    with pytest.raises(TypeError, match="expected samples to be a tensor, got list; leave it out"):
+        case.run(problem, samples=[0.0])
+
+
+def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
+    logits = normal(3, 2, 4, dtype=torch.float64)
+    weights = [torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64) * s for s in (1, 2)]
+    target = normal(4, seed=1, dtype=torch.float64)
+    samples = (normal(2, 3, 2, 4, seed=2) > 0).double()
+    found = []
+    for rows in ([slice(0, 3)], [slice(n, n + 1) for n in range(3)]):
+        leaves = [x.clone().requires_grad_() for x in (logits, *weights)]
+        for row in rows:
+            alpha, beta = (w[row] if len(rows) == 1 else w[row.start] for w in leaves[1:])
+            loss = bernoulli.rodeo(
+                leaves[0][row],
+                lambda b: ((b - target) ** 3).sum(-1),
+                samples=samples[:, row],
+                control=stein_control,
+                alpha=alpha,
+                beta=beta,
+            )
+            loss.mean(1).sum().backward()
+        found.append([x.grad for x in leaves])
+    for together, alone in zip(*found, strict=True):
+        assert_close(together, alone)
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2, 4), (3, 2, 4, 1)])
+def test_rodeo_with_weights_that_do_not_fit(shape):
+    with pytest.raises(ValueError, match=r"alpha to be .* or for the first axes of the batch \(3"):
+        bernoulli.rodeo(
+            torch.zeros(3, 2, 4, requires_grad=True),
+            lambda b: b.sum(-1),
+            control=stein_control,
+            alpha=torch.zeros(shape),
+        )
+
+
 EMPTY = {
     "no batch element": ((0,), (2,)),
     "none with two batch axes": ((3, 0), ()),
@@ -1480,7 +1550,7 @@ BAD = [
     Bad(
         "an option of another estimator",
         TypeError,
-        r"reinforce: expected options among baseline, mask, vectorize, got 'tau'\. Other "
+        r"reinforce: expected options among baseline, samples, mask, vectorize, got 'tau'\. Other "
         r"estimators have other options: see discretegrad\.ESTIMATORS\.",
         arguments={"tau": 1.0},
     ),
@@ -1605,7 +1675,8 @@ BAD = [
             (
                 torch.ones(2),
                 ValueError,
-                f"{option} to be a number or a floating-point tensor with one element, got shape "
+                f"{option} to be a number or a floating-point tensor with one element"
+                rf"{', or for the first axes .*' if name == 'rodeo' else ''}, got shape "
                 r"\(2,\) and dtype torch\.float32",
             ),
         )

@@ -175,7 +175,7 @@ def tree(root):
 
 
 def test_runs_are_trained_and_stored(store, expected):
-    runs = [*runs_of(3), *runs_of(2, power=3.0)]
+    runs = [*runs_of(3), *runs_of(2, latents=64)]
     record = Record()
     outcome = train([*runs, runs[0]], store, listener=record)
     assert outcome.finished == tuple(runs)
@@ -336,7 +336,7 @@ def test_what_another_process_has_given_up_is_taken(store):
 
 
 def test_what_another_process_finishes_meanwhile_is_done(store):
-    runs = [*runs_of(1), *runs_of(2, power=3.0)]
+    runs = [*runs_of(1), *runs_of(2, latents=64)]
     other = Store(store.root)
 
     def do_it_elsewhere():
@@ -359,7 +359,7 @@ def train_alone(store, run, epochs):
 
 
 def test_what_another_process_has_advanced_is_planned_again(store, expected):
-    runs = [*runs_of(1), *runs_of(2, power=3.0)]
+    runs = [*runs_of(1), *runs_of(2, latents=64)]
 
     def begin_elsewhere():
         other = Store(store.root)
@@ -389,7 +389,7 @@ def test_what_another_process_has_just_finished_is_done(store, expected):
 
 
 def test_signals_stop_cleanly(store, expected):
-    runs = [*runs_of(3), *runs_of(2, power=3.0)]
+    runs = [*runs_of(3), *runs_of(2, latents=64)]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     record = Record(epoch3=interrupt)
     outcome = train(runs, store, listener=record)
@@ -527,7 +527,7 @@ def test_the_budget_counts_a_checkpoint_that_nobody_has_seen(store, monkeypatch)
 
 def test_a_spent_budget_starts_nothing(store, monkeypatch):
     clock = Clock(monkeypatch)
-    runs = [*runs_of(1), *runs_of(1, power=3.0)]
+    runs = [*runs_of(1), *runs_of(1, latents=64)]
     stack = clock.stack(building=6.0)
     record = Record()
     # the second stack could be built, but not in time
@@ -569,7 +569,7 @@ def test_checkpoints_as_often_as_one_likes(store):
     assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in range(1, EPOCHS + 1)]
     # not twice when it stops
     record = Record(epoch2=interrupt)
-    train(runs_of(2, power=3.0), store, listener=record, checkpoint_every=0)
+    train(runs_of(2, latents=64), store, listener=record, checkpoint_every=0)
     assert record.only("checkpoint") == [("checkpoint", 1), ("checkpoint", 2)]
 
 
@@ -580,16 +580,16 @@ def test_training_goes_on_while_checkpoints_are_written(store, monkeypatch):
     waited = []
 
     def slow(self, run, epoch, *rest, **options):
-        if epoch == EPOCHS and run.power == 2.0:
+        if epoch == EPOCHS and run.latents == 128:
             waited.append(reached.wait(30))
         save(self, run, epoch, *rest, **options)
 
     monkeypatch.setattr(Store, "save", slow)
-    runs = [*runs_of(2), *runs_of(2, power=3.0)]
+    runs = [*runs_of(2), *runs_of(2, latents=64)]
     seen = []
 
     def second_stack(stack):
-        if stack.runs[0].power == 3.0 and stack.epoch == 3:
+        if stack.runs[0].latents == 64 and stack.epoch == 3:
             seen.append(store.status(runs[0]).state)
             reached.set()
 
@@ -646,7 +646,7 @@ def test_stacks_fit(store, monkeypatch, options, free, sizes):
     assert train(runs, store, listener=record, **options).complete
     assert [size for _, size, _ in record.only("started")] == sizes
     planned = estimate(
-        runs_of(10, power=3.0), store, **{"bytes_per_member": lambda run: 1, **options}
+        runs_of(10, latents=64), store, **{"bytes_per_member": lambda run: 1, **options}
     )
     assert planned.members == 10
 
@@ -679,7 +679,7 @@ def test_stacks_shrink_when_memory_ends(store, expected):
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        train(runs_of(3, power=3.0), store, make_stack=fake(each=too_large))
+        train(runs_of(3, latents=64), store, make_stack=fake(each=too_large))
 
 
 def test_those_behind_catch_up_and_join(store, expected):
@@ -745,7 +745,7 @@ def test_a_damaged_run_is_left_alone(store, expected, stop, kind):
 
 @pytest.mark.parametrize("how", [damage, os.unlink], ids=["content", "missing"])
 def test_damage_that_comes_later_is_met_too(store, expected, how):
-    runs = [*runs_of(1), *runs_of(3, power=3.0)]
+    runs = [*runs_of(1), *runs_of(3, latents=64)]
     train(runs[1:], store, listener=Record(epoch2=interrupt))
     (checkpoint,) = store.directory(runs[2]).glob("checkpoint*")
     # after the look at the beginning; if it has its size it is met when it is loaded
@@ -778,7 +778,7 @@ def test_damage_below_a_running_stack(store, expected, every):
 
 @pytest.mark.parametrize("every", [0, None], ids=["checkpoints", "end"])
 def test_a_full_disk(store, expected, monkeypatch, every):
-    runs = [*runs_of(4), *runs_of(2, power=3.0)]
+    runs = [*runs_of(4), *runs_of(2, latents=64)]
     handler = signal.getsignal(signal.SIGINT)
     calls = iter(range(10**6))
 
@@ -867,7 +867,7 @@ def test_bad_arguments(store, options, message):
 
 
 def test_an_estimate_without_experience(store):
-    runs = [*runs_of(5), *runs_of(2, power=3.0)]
+    runs = [*runs_of(5), *runs_of(2, latents=64)]
     found = estimate(runs, store, largest_stack=3, bytes_per_member=lambda run: 10)
     assert [len(stack.runs) for stack in found.stacks] == [3, 2, 2]
     assert (found.members, found.bytes, found.seconds) == (7, 30, None)

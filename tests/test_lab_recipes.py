@@ -13,11 +13,11 @@ from discretegrad_lab.recipes import RECIPES, choose_temperatures, temperature
 from discretegrad_lab.results import Results, Row
 
 COUNTS = {
-    "polynomial-headline": (21, 3),
-    "polynomial-curves": (105, 3),
-    "polynomial-grids": (945, 27),
-    "polynomial-settings": (2430, 54),
-    "polynomial-temperatures": (720, 6),
+    "polynomial-headline": (21, 1),
+    "polynomial-curves": (105, 1),
+    "polynomial-grids": (945, 9),
+    "polynomial-settings": (2430, 9),
+    "polynomial-temperatures": (720, 1),
     "vae-10x30": (50, 1),
 }
 

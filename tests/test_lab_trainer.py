@@ -10,14 +10,20 @@ from scipy import stats
 import discretegrad
 import philox_reference as philox
 from discretegrad.kernels.uniform import fill
-from discretegrad_lab.config import MEMBER_FIELDS, Polynomial, Vae, load_run
-from discretegrad_lab.estimators import ESTIMATORS, Sampler, in_order
+from discretegrad_lab.config import Polynomial, Vae, load_run
+from discretegrad_lab.estimators import ESTIMATORS, Sampler, draw, in_order
 from discretegrad_lab.noise import Noise, mixed
-from discretegrad_lab.tasks.polynomial import PolynomialTask, best_loss
+from discretegrad_lab.tasks.polynomial import (
+    _NETWORK_PARTS,
+    PolynomialTask,
+    _alone,
+    best_loss,
+)
 from discretegrad_lab.trainer import Stack
 
 LEVEL = 1e-6
 SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
+SCORES = ("reinforce", "rodeo")
 CPU = torch.device("cpu")
 
 
@@ -42,7 +48,7 @@ def test_the_identity_is_the_hash_of_everything():
     for one in others:
         same = one.stack_key == base.stack_key
         changed = {f for f, x in one.document().items() if x != base.document()[f]}
-        assert same == (changed <= set(MEMBER_FIELDS)), changed
+        assert same == (changed <= set(Polynomial.member_fields)), changed
 
 
 def test_a_configuration_survives_json():
@@ -209,7 +215,10 @@ def test_the_table_of_distances_is_the_formula(power, target):
     c = torch.full((6,), 0.45) if target == "constant" else (torch.arange(6) + 0.5) / 6
     x = (torch.rand(50, 6, generator=torch.Generator().manual_seed(0)) < 0.5).float()
     results = []
-    for function in (task._distance, lambda x: (x - c).abs().pow(power)):
+    for function in (
+        lambda x: task._distance(x[None], slice(None))[0],
+        lambda x: (x - c).abs().pow(power),
+    ):
         leaf = x.clone().requires_grad_()
         y = function(leaf)
         results.append((y.detach(), torch.autograd.grad(y.square().sum(), leaf)[0]))
@@ -227,7 +236,7 @@ def test_the_expected_loss_by_enumeration():
         probability = torch.stack([probs[i, 1 - bit] for i, bit in enumerate(bits)]).prod()
         distance = sum(abs(bit - (i + 0.5) / 4) ** 1.5 for i, bit in enumerate(bits)) / 4
         total += probability.item() * distance
-    assert task._expected(logits[None]).item() == pytest.approx(total, rel=1e-6)
+    assert task._expected(logits[None], slice(None)).item() == pytest.approx(total, rel=1e-6)
 
 
 def test_the_best_loss():
@@ -262,8 +271,9 @@ def of_member(stack, metrics, one):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_member_alone_and_in_a_stack(name):
-    one = run(name, seed=3, tau=0.9)
+    one = run(name, seed=3, tau=0.9, power=1.5, target="spread")
     others = [run(other, seed=seed, tau=1.2) for other in ESTIMATORS for seed in (3, 4)]
+    others += [run(other, seed=3, power=3.0) for other in ESTIMATORS]
     together = of_member(*trained([*others, one]), one)
     alone = of_member(*trained([one]), one)
     for key, x in alone[0].items():
@@ -272,8 +282,54 @@ def test_a_member_alone_and_in_a_stack(name):
         assert row == pytest.approx(same, rel=1e-5)
 
 
+def test_score_functions_are_those_of_the_library():
+    runs = in_order([run(name, seed=s, power=1.0 + s) for name in SCORES for s in (1, 2)])
+    task = PolynomialTask(runs, CPU)
+    task.begin_epoch(0)
+    (control,) = (x for x in [task._controls] if x is not None)
+    with torch.no_grad():
+        control.alpha.copy_(torch.tensor([0.3, -0.4]))
+        control.beta.copy_(torch.tensor([-0.2, 0.5]))
+    logits = task.parameters["logits"]
+    losses = task.losses()
+    actual = torch.autograd.grad(losses.sum(), [logits, *task.learned])
+    task.begin_epoch(0)
+    index = draw(logits, task._noise, slice(None), 8)
+    for member, one in enumerate(runs):
+        leaf = logits[member].detach().requires_grad_()
+
+        def f(x, power=one.power):
+            return (x - 0.45).abs().pow(power).mean(-1)
+
+        if one.estimator == "reinforce":
+            samples = torch.nn.functional.one_hot(index[member], 2)[None]
+            loss = discretegrad.reinforce(
+                leaf.expand(8, 6, 2), lambda z: f(z[..., 0]), samples=samples
+            )
+            (expected,) = torch.autograd.grad(loss.mean(), leaf)
+        else:
+            number = control.members.index(member)
+            estimator = _alone(one.seed)
+            with torch.no_grad():
+                estimator.alpha.copy_(control.alpha[number])
+                estimator.beta.copy_(control.beta[number])
+            bits = (leaf[:, 0] - leaf[:, 1]).expand(4, 6)
+            samples = (index[member] == 0).view(2, 4, 6)
+            loss = estimator(bits, f, num_samples=2, samples=samples)
+            expected, *of_network = torch.autograd.grad(
+                loss.mean(), [leaf, *estimator.parameters()]
+            )
+            names = [name for name, _ in estimator.named_parameters()]
+            wanted = dict(zip(names, of_network, strict=True))
+            order = ["alpha", "beta", *(f"network.{part}" for part in _NETWORK_PARTS)]
+            for name, x in zip(order, actual[1:], strict=True):
+                torch.testing.assert_close(x[number], wanted[name], msg=name)
+        torch.testing.assert_close(losses[member], loss.mean())
+        torch.testing.assert_close(actual[0][member], expected)
+
+
 def test_a_stack_goes_on_where_it_was():
-    runs = [run(name, seed=seed) for name in ESTIMATORS for seed in (0, 1)]
+    runs = [run(name, seed=s, power=2.0 + s) for name in ESTIMATORS for s in (0, 1)]
     whole, metrics = trained(runs, 4)
     half, _ = trained(runs, 2)
     again = Stack(runs)

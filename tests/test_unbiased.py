@@ -187,7 +187,8 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {**SCORE[self.name].options, **self.setting.options(self.problem)}
+        defaults = {key: x for key, x in SCORE[self.name].options.items() if key != "samples"}
+        return {**defaults, **self.setting.options(self.problem)}
 
     @property
     def module(self) -> Any:

@@ -452,6 +452,21 @@ def check_num_samples(name: str, num_samples: int, least: int, alternatives: str
         )
 
 
+def check_samples(name: str, samples: object, shape: tuple[int, ...], device: torch.device) -> None:
+    """``samples`` is a tensor of that shape on that device."""
+    if not isinstance(samples, Tensor):
+        raise TypeError(
+            f"{name}: expected samples to be a tensor, got {type(samples).__name__}; "
+            "leave it out to draw them here"
+        )
+    if samples.shape != shape or samples.device != device:
+        raise ValueError(
+            f"{name}: expected samples of shape (num_samples, *logits.shape) = {shape} on "
+            f"{device}, got {tuple(samples.shape)} on {samples.device}; num_samples says how many "
+            "there are"
+        )
+
+
 def check_pairs(name: str, num_samples: int, alternatives: str) -> None:
     """``num_samples`` is even."""
     check_num_samples(name, num_samples, 2, "reinforce, or a sampler such as reinmax")
@@ -474,13 +489,19 @@ def check_differentiable(name: str, slope: Tensor | None) -> Tensor:
     return slope
 
 
-def check_coefficient(name: str, option: str, value: object) -> None:
-    """``value`` is a finite number, or a tensor with a single one."""
+def check_coefficient(
+    name: str, option: str, value: object, shape: torch.Size | None = None
+) -> None:
+    """``value`` is a finite number, a tensor with a single one, or one for leading axes."""
     if isinstance(value, Tensor):
-        if value.numel() != 1 or not value.is_floating_point():
+        fits = value.numel() == 1
+        if shape is not None:
+            fits |= value.shape == shape[: value.ndim]
+        if not fits or not value.is_floating_point():
+            axes = "" if shape is None else f", or for the first axes of the batch {tuple(shape)}"
             raise ValueError(
                 f"{name}: expected {option} to be a number or a floating-point tensor with one "
-                f"element, got shape {tuple(value.shape)} and dtype {value.dtype}"
+                f"element{axes}, got shape {tuple(value.shape)} and dtype {value.dtype}"
             )
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")

@@ -292,7 +292,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   pages   = {229--256},
   year    = {1992},
 }""",
-                options=MappingProxyType({"baseline": None}),
+                options=MappingProxyType({"baseline": None, "samples": None}),
                 module=Reinforce,
             ),
             _score(
@@ -307,6 +307,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   booktitle = {ICLR Workshop on Deep Reinforcement Learning Meets Structured Prediction},
   year      = {2019},
 }""",
+                options=MappingProxyType({"samples": None}),
                 min_samples=2,
             ),
             _score(
@@ -372,7 +373,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   eprint    = {1511.05176},
   archivePrefix = {arXiv},
 }""",
-                options=MappingProxyType({"offset": 1.0, "slope": 1.0}),
+                options=MappingProxyType({"offset": 1.0, "slope": 1.0, "samples": None}),
                 extra_evaluations=1,
                 extra_slopes=1,
                 module=MuProp,
@@ -391,7 +392,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   eprint    = {2111.05300},
   archivePrefix = {arXiv},
 }""",
-                options=MappingProxyType({"alpha": -1.0}),
+                options=MappingProxyType({"alpha": -1.0, "samples": None}),
                 min_samples=2,
                 slopes=1,
                 module=bernoulli.DoubleCV,
@@ -411,7 +412,9 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
   eprint    = {2202.09497},
   archivePrefix = {arXiv},
 }""",
-                options=MappingProxyType({"control": None, "alpha": 0.0, "beta": 0.0}),
+                options=MappingProxyType(
+                    {"control": None, "alpha": 0.0, "beta": 0.0, "samples": None}
+                ),
                 min_samples=2,
                 slopes=1,
                 module=bernoulli.Rodeo,

@@ -22,6 +22,7 @@ from ._checks import (
     check_loss,
     check_objective,
     check_rows,
+    check_samples,
 )
 from ._draw import draw_index, draw_uniform
 from ._math import sigmoid_and_rest
@@ -87,6 +88,16 @@ def as_rows(task: Task, count: int) -> Rows:
 def as_bits(task: Task, count: int) -> Bits:
     """The Bernoulli variables ``count`` times over."""
     return Bits(task.logits, task.fixed.expand(count, *task.fixed.shape), 1.0)
+
+
+def given_samples(
+    task: Task, samples: Tensor | None, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """Those that the user has drawn, or new ones."""
+    if samples is None:
+        return draw_samples(task, count, generator)
+    check_samples(task.name, samples, (count, *task.fixed.shape), task.fixed.device)
+    return samples.detach().to(task.logits.dtype)
 
 
 def draw_samples(task: Task, count: int, generator: torch.Generator | None) -> Tensor:

@@ -479,13 +479,11 @@ def _plan_fields(plan: "Estimate") -> dict[str, object]:
 
 def _label(runs: "Sequence[Run]") -> str:
     """The task of a stack, and the fields that are not as they are by default."""
-    from .config import MEMBER_FIELDS
-
     run = runs[0]
     changed = [
         f"{one.name.replace('_', ' ')} {value}"
         for one in fields(run)
-        if one.name not in MEMBER_FIELDS and (value := getattr(run, one.name)) != one.default
+        if one.name not in run.member_fields and (value := getattr(run, one.name)) != one.default
     ]
     return ", ".join([run.task, *changed])
 

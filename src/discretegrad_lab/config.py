@@ -12,15 +12,16 @@ from .estimators import ESTIMATORS
 # raise it when the same configuration would give other results than before
 VERSION = 1
 
-# what may differ between the members of a stack; all else is the same for them
-MEMBER_FIELDS = ("estimator", "tau", "optimiser", "learning_rate", "seed")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that decides the outcome of one training run, short of rounding."""
 
     task: ClassVar[str]
+    member_fields: ClassVar[tuple[str, ...]] = (
+        "estimator", "tau", "optimiser", "learning_rate", "seed",
+    )  # fmt: skip
+    """What may differ between the members of a stack; all else is the same for them."""
 
     estimator: str
     """A name of ``discretegrad_lab.estimators.ESTIMATORS``."""
@@ -69,7 +70,7 @@ class Run:
     @property
     def stack_key(self) -> tuple[Any, ...]:
         """Equal for runs that can be members of one stack."""
-        shared = {k: v for k, v in self.document().items() if k not in MEMBER_FIELDS}
+        shared = {k: v for k, v in self.document().items() if k not in self.member_fields}
         return tuple(sorted(shared.items()))
 
 
@@ -78,6 +79,7 @@ class Polynomial(Run):
     r"""Minimise $E[\frac1L \sum_i |X_i - c_i|^p]$ over the logits of L binary variables."""
 
     task: ClassVar[str] = "polynomial"
+    member_fields: ClassVar[tuple[str, ...]] = (*Run.member_fields, "power", "target")
     counts: ClassVar[tuple[str, ...]] = ("latents", "batch", "steps_per_epoch")
 
     epochs: int = 40

@@ -43,8 +43,8 @@ ESTIMATORS = {
         Estimator("gr-mck", "GR-MCK", "#56B4E9", "6 3", draws_itself=True),
         Estimator("gst-1.0", "GST-1.0", "#CC79A7", "6 3"),
         Estimator("gst-p", "GST-p", "#CC79A7"),
-        Estimator("reinforce", "REINFORCE", "#E69F00", "2 3", "objective", False, True),
-        Estimator("rodeo", "RODEO", "#E69F00", "", "objective", False, True),
+        Estimator("reinforce", "REINFORCE", "#E69F00", "2 3", "objective", False),
+        Estimator("rodeo", "RODEO", "#E69F00", "", "objective", False),
         Estimator("exact", "exact gradient", "#888888", "2 3", "exact", has_tau=False),
     )
 }
@@ -89,13 +89,11 @@ class Sampler:
 
         With ``repeats`` so many independent ones: (members, repeats, ..., categories).
         """
-        with torch.no_grad():
-            cumulative = logits.softmax(-1).cumsum(-1)
-        if repeats is not None:
-            cumulative = cumulative.unsqueeze(1)
-            logits = logits.unsqueeze(1).expand(-1, repeats, *logits.shape[1:])
-        uniform = self.noise.uniform(*logits.shape[1:-1], 1, members=self.members)
-        index = category_at(cumulative, uniform)
+        index = draw(logits, self.noise, self.members, repeats)
+        return self.at(logits if repeats is None else repeated(logits, repeats), index)
+
+    def at(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The samples of categories that ``draw`` has found; gr-mck draws its own."""
         samples = [
             self._of_group(name, members, logits[members], index[members])
             for name, members in self.groups
@@ -135,6 +133,20 @@ class Sampler:
             for number, member in enumerate(range(members.start, members.stop))
         ]
         return torch.stack(samples)
+
+
+def repeated(logits: Tensor, times: int) -> Tensor:
+    """A view with each member's logits so many times, (members, times, ..., categories)."""
+    return logits.unsqueeze(1).expand(-1, times, *logits.shape[1:])
+
+
+@torch.no_grad()
+def draw(logits: Tensor, noise: Noise, members: slice, repeats: int | None = None) -> Tensor:
+    """Categories of these members' variables, (members, ...) or (members, repeats, ...)."""
+    cumulative = logits.softmax(-1).cumsum(-1)
+    if repeats is not None:
+        cumulative = repeated(cumulative, repeats)
+    return category_at(cumulative, noise.uniform(*cumulative.shape[1:-1], 1, members=members))
 
 
 def category_at(cumulative: Tensor, uniform: Tensor) -> Tensor:

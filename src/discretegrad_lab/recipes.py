@@ -124,6 +124,8 @@ def _search(estimator: str, seed: int) -> Iterator[Run]:
                     power=power,
                     target="spread" if target == "spread" else "constant",
                     tau=tau,
+                    # the bias of gr-mck, which tau is about, does not depend on their number
+                    draws=100,
                 )
 
 

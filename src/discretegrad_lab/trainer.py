@@ -4,7 +4,7 @@ Every parameter and activation has a leading member axis. A step of all members 
 backward and one update; on a GPU it is captured as a CUDA graph and replayed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -40,10 +40,10 @@ class Task(Protocol):
 
     @property
     def learned(self) -> list[Tensor]:
-        """What estimators learn besides; no member axis."""
+        """What the estimators of some members learn besides."""
 
-    def learn(self, gradients: Iterable[Tensor]) -> None:
-        """A step of those."""
+    def learn(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
+        """A step of those, for the members that are alive."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Prepare an epoch, counted from 0: order of the data, random numbers."""
@@ -76,7 +76,7 @@ class Stack:
     """Runs that are trained together.
 
     Args:
-        runs: Configurations that differ only in ``MEMBER_FIELDS``.
+        runs: Configurations that differ only in ``Run.member_fields``.
         device: Where to train.
         data: The directory of the data sets, see ``discretegrad_lab.data``.
         graph: Whether to capture a step as a CUDA graph; on a GPU by default.
@@ -150,9 +150,10 @@ class Stack:
         torch.where(first, self._step, self.diverged, out=self.diverged)
         self._total += losses
         own = dict(zip(parameters, gradients[: len(parameters)], strict=True))
-        self.optimiser.step(own, self.diverged < 0)
+        alive = self.diverged < 0
+        self.optimiser.step(own, alive)
         if learned:
-            self.task.learn(gradients[len(parameters) :])
+            self.task.learn(gradients[len(parameters) :], alive)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Some steps as a graph; what the steps before it change is put back."""

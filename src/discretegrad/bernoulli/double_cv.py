@@ -13,10 +13,10 @@ from .._checks import check_coefficient, check_num_samples, check_only_family
 from .._score import (
     Task,
     covariance_product,
-    draw_samples,
     evaluate,
     evaluate_with_slope,
     finish,
+    given_samples,
     joint_sum,
     learned_tensors,
     open_task,
@@ -36,6 +36,7 @@ def double_cv(
     num_samples: int = 2,
     family: Family = "bernoulli",
     alpha: float | Tensor = -1.0,
+    samples: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -64,6 +65,7 @@ def double_cv(
         family: ``"bernoulli"``; for categories see ``discretegrad.muprop``.
         alpha: Weight of the linear control variates; a tensor that requires a gradient learns, see
             ``DoubleCV``.
+        samples: As for ``discretegrad.reinforce``.
         mask: Boolean, broadcasts to ``logits``; where False the value is 0.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         vectorize: As for ``discretegrad.reinforce``.
@@ -89,7 +91,7 @@ def double_cv(
     task = open_task(name, logits, f, family, mask, vectorize)
     check_num_samples(name, num_samples, 2, "muprop or rebar")
     check_coefficient(name, "alpha", alpha)
-    return _at(task, draw_samples(task, num_samples, generator), alpha)
+    return _at(task, given_samples(task, samples, num_samples, generator), alpha)
 
 
 def _at(task: Task, samples: Tensor, alpha: float | Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from .._score import (
     Task,
     call_network,
     can_learn,
-    draw_samples,
     evaluate,
     evaluate_with_slope,
     finish,
+    given_samples,
     learned_tensors,
     open_task,
     others_mean,
@@ -46,6 +46,7 @@ def rodeo(
     control: Callable[[Tensor], Tensor] | None = None,
     alpha: float | Tensor = 0.0,
     beta: float | Tensor = 0.0,
+    samples: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -83,8 +84,10 @@ def rodeo(
         family: ``"bernoulli"``; for categories see ``discretegrad.relax``.
         control: H, from (..., 2) to (..., 2). The parameters of an ``nn.Module`` learn; see
             ``Rodeo``, which has the network of the paper.
-        alpha: Weight of the control variate of f; a tensor that requires a gradient learns.
+        alpha: Weight of the control variate of f: a number, or a tensor of numbers for the first
+            batch axes. One that requires a gradient learns.
         beta: Weight of the control variate of the gradient; likewise.
+        samples: As for ``discretegrad.reinforce``.
         mask: Boolean, broadcasts to ``logits``; where False the value is 0.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         vectorize: As for ``discretegrad.reinforce``.
@@ -111,10 +114,10 @@ def rodeo(
     task = open_task(name, logits, f, family, mask, vectorize)
     check_num_samples(name, num_samples, 2, "relax, rebar or muprop")
     check_control(name, control, "bernoulli.Rodeo()")
-    check_coefficient(name, "alpha", alpha)
-    check_coefficient(name, "beta", beta)
+    check_coefficient(name, "alpha", alpha, logits.shape)
+    check_coefficient(name, "beta", beta, logits.shape)
     assert control is not None
-    return _at(task, draw_samples(task, num_samples, generator), control, alpha, beta)
+    return _at(task, given_samples(task, samples, num_samples, generator), control, alpha, beta)
 
 
 def _at(
@@ -129,13 +132,23 @@ def _at(
         return evaluate(task, samples).mean(0)
     losses, slopes = evaluate_with_slope(task, samples)
     values = signal(task, losses)
+    check_coefficient(task.name, "alpha", alpha, values.shape[1:])
+    check_coefficient(task.name, "beta", beta, values.shape[1:])
     joint = _joint(task, samples, values, slopes)
     h = _other_outputs(task, joint, control, can_learn(learned))
     of_f, of_gradient = _stein(joint, h)
 
-    adjusted = others_mean(values + alpha * of_f)
-    gradient = spread(values - adjusted, joint.centred) * joint.centred + beta * of_gradient
+    adjusted = others_mean(values + _aligned(alpha, of_f) * of_f)
+    gradient = spread(values - adjusted, joint.centred) * joint.centred
+    gradient = gradient + _aligned(beta, of_gradient) * of_gradient
     return finish(task, losses, gradient.mean(0).reshape(task.fixed.shape), learned)
+
+
+def _aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
+    """A weight to multiply ``like`` by, which has the axis of samples before those of the batch."""
+    if isinstance(weight, Tensor) and weight.numel() > 1:
+        return spread(weight, like[0])
+    return weight
 
 
 class _Joint(NamedTuple):
@@ -184,7 +197,9 @@ def _other_outputs(
 
 
 def _network(control: Callable[[Tensor], Tensor], inputs: Tensor, learn: bool) -> Tensor:
-    if not learn:
+    # checkpoints keep the state of the random generators, which cannot be read during a capture
+    capturing = inputs.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not learn or capturing:
         return call_network(control, inputs)
     # the hidden layers of all pairs of samples at once would be most of the memory of a step
     outputs: Tensor = checkpoint(call_network, control, inputs, use_reentrant=False)

@@ -10,9 +10,9 @@ from torch import Tensor
 from .._checks import check_num_samples
 from .._score import (
     Task,
-    draw_samples,
     evaluate,
     finish,
+    given_samples,
     open_task,
     others_mean,
     score,
@@ -29,6 +29,7 @@ def leave_one_out(
     *,
     num_samples: int = 2,
     family: Family = "categorical",
+    samples: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -53,6 +54,7 @@ def leave_one_out(
         f: As for ``reinforce``.
         num_samples: Samples to average over, at least 2.
         family: ``"categorical"`` or ``"bernoulli"``.
+        samples: As for ``reinforce``.
         mask: As for ``reinforce``.
         generator: As for ``reinforce``.
         vectorize: As for ``reinforce``.
@@ -74,7 +76,7 @@ def leave_one_out(
     """
     task = open_task("leave_one_out", logits, f, family, mask, vectorize)
     check_num_samples(task.name, num_samples, 2, "reinforce, or a sampler such as reinmax")
-    return _at(task, draw_samples(task, num_samples, generator))
+    return _at(task, given_samples(task, samples, num_samples, generator))
 
 
 def _at(task: Task, samples: Tensor) -> Tensor:

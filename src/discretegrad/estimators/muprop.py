@@ -13,9 +13,9 @@ from .._checks import check_coefficient, check_num_samples
 from .._score import (
     Task,
     covariance_product,
-    draw_samples,
     evaluate,
     finish,
+    given_samples,
     joint_sum,
     learned_tensors,
     open_task,
@@ -36,6 +36,7 @@ def muprop(
     family: Family = "categorical",
     offset: float | Tensor = 1.0,
     slope: float | Tensor = 1.0,
+    samples: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -68,6 +69,7 @@ def muprop(
         family: ``"categorical"`` or ``"bernoulli"``.
         offset: Weight of f at the mean; a tensor that requires a gradient learns, see ``MuProp``.
         slope: Weight of the linear term; likewise.
+        samples: As for ``reinforce``.
         mask: As for ``reinforce``.
         generator: As for ``reinforce``.
         vectorize: As for ``reinforce``.
@@ -90,7 +92,7 @@ def muprop(
     check_num_samples(task.name, num_samples, 1, "")
     check_coefficient(task.name, "offset", offset)
     check_coefficient(task.name, "slope", slope)
-    return _at(task, draw_samples(task, num_samples, generator), offset, slope)
+    return _at(task, given_samples(task, samples, num_samples, generator), offset, slope)
 
 
 def _at(task: Task, samples: Tensor, offset: float | Tensor, slope: float | Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from .._checks import check_baseline, check_baseline_value, check_decay, check_n
 from .._score import (
     Task,
     call_network,
-    draw_samples,
     evaluate,
     finish,
     finite_logits,
+    given_samples,
     learned_tensors,
     likeliest,
     open_task,
@@ -38,6 +38,7 @@ def reinforce(
     num_samples: int = 1,
     family: Family = "categorical",
     baseline: Baseline = None,
+    samples: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -68,6 +69,8 @@ def reinforce(
             logits (a constant, zero where infinite) to one number per batch element, or to one
             for all. The parameters of an ``nn.Module`` learn to reduce the variance; see
             ``Reinforce``, which also has a running mean.
+        samples: Samples of these logits that were drawn elsewhere, (num_samples, *logits.shape),
+            zeros and ones; by default they are drawn here.
         mask: Boolean, broadcasts to ``logits``, True where a category (or the value 1) is allowed.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         vectorize: Evaluate f on all samples in one call under ``torch.vmap`` instead of one call
@@ -92,7 +95,7 @@ def reinforce(
     task = open_task("reinforce", logits, f, family, mask, vectorize)
     check_num_samples(task.name, num_samples, 1, "")
     check_baseline(task.name, baseline)
-    return _at(task, draw_samples(task, num_samples, generator), baseline)
+    return _at(task, given_samples(task, samples, num_samples, generator), baseline)
 
 
 def _at(task: Task, samples: Tensor, baseline: Baseline) -> Tensor:

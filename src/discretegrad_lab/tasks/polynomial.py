@@ -3,19 +3,21 @@ r"""Polynomial programming: minimise $E[\frac1L \sum_i |X_i - c_i|^p]$ over the 
 The latent variables are independent, so the expected loss and its gradient are known exactly.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu, one_hot
 
 import discretegrad
-from discretegrad.bernoulli import Rodeo
+from discretegrad.bernoulli import Rodeo, rodeo
 
 from ..config import Polynomial
-from ..estimators import ESTIMATORS, Sampler, groups
+from ..estimators import ESTIMATORS, Sampler, draw, groups, repeated
 from ..noise import Noise, mixed
+from ..optimisers import Optimiser
 
 # what the paper of RODEO trains its network with
 _RODEO_LEARNING_RATE = 1e-3
@@ -35,17 +37,20 @@ class PolynomialTask:
         self.steps_per_epoch = run.steps_per_epoch
         self._batch = run.batch
         self._noise = Noise([one.seed for one in runs], device)
-        sampled = [one for one in runs if ESTIMATORS[one.estimator].kind == "sampler"]
-        self._sampler = Sampler(sampled, self._noise) if sampled else None
-        self._others = groups(runs)[len(groups(sampled)) :]
         logits = torch.stack([_start(one) for one in runs])
         self.parameters = {"logits": logits.to(device).requires_grad_()}
-        self._distance = _Distance(run, device)
-        self._networks = {
-            number: _Network(one.seed, device)
-            for number, one in enumerate(runs)
-            if one.estimator == "rodeo"
-        }
+        self._distance = _Distance(runs, device)
+        # members with one estimator lie side by side: first those that make a sample to
+        # differentiate through, then those that evaluate the loss, then the exact gradient
+        kinds = [ESTIMATORS[one.estimator].kind for one in runs]
+        self._drawn = slice(0, len(runs) - kinds.count("exact"))
+        sampled = runs[: kinds.count("sampler")]
+        self._sampler = Sampler(sampled, self._noise) if sampled else None
+        self._others = groups(runs)[len(groups(sampled)) :]
+        self._controls: _Controls | None = None
+        for name, members in self._others:
+            if name == "rodeo":
+                self._controls = _Controls([one.seed for one in runs[members]], members, device)
 
     @classmethod
     def bytes_per_member(cls, run: Polynomial) -> int:
@@ -61,13 +66,12 @@ class PolynomialTask:
     @property
     def learned(self) -> list[Tensor]:
         """What estimators themselves learn."""
-        return [x for network in self._networks.values() for x in network.parameters]
+        return [] if self._controls is None else list(self._controls.parameters())
 
-    def learn(self, gradients: Iterable[Tensor]) -> None:
+    def learn(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
         """A step of those, with the gradients of ``learned``."""
-        ahead = iter(gradients)
-        for network in self._networks.values():
-            network.step(ahead)
+        assert self._controls is not None
+        self._controls.step(gradients, alive)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the random numbers of an epoch."""
@@ -77,60 +81,66 @@ class PolynomialTask:
         """The mean loss of a batch of samples, (members,)."""
         logits = self.parameters["logits"]
         found = []
+        if self._drawn.stop > 0:
+            index = draw(logits[self._drawn], self._noise, self._drawn, self._batch)
         if self._sampler is not None:
-            samples = self._sampler(logits[self._sampler.members], self._batch)
-            found.append(self._distance(samples[..., 0]).mean((1, 2)))
+            members = self._sampler.members
+            samples = self._sampler.at(repeated(logits[members], self._batch), index[members])
+            found.append(self._distance(samples[..., 0], members).mean((1, 2)))
         for name, members in self._others:
             if name == "exact":
-                found.append(self._expected(logits[members]))
+                found.append(self._expected(logits[members], members))
             else:
-                function = self._reinforce if name == "reinforce" else self._rodeo
-                numbers = range(members.start, members.stop)
-                found.append(torch.stack([function(logits[m], m) for m in numbers]))
+                estimate = self._reinforce if name == "reinforce" else self._rodeo
+                found.append(estimate(logits[members], index[members], members).mean(1))
         self._noise.next_step()
         return torch.cat(found)
 
-    def _reinforce(self, logits: Tensor, member: int) -> Tensor:
-        losses = discretegrad.reinforce(
-            logits.expand(self._batch, *logits.shape),
-            lambda z: self._distance(z[..., 0]).mean(-1),
-            generator=self._noise.generators[member],
+    def _reinforce(self, logits: Tensor, index: Tensor, members: slice) -> Tensor:
+        return discretegrad.reinforce(
+            repeated(logits, self._batch),
+            lambda z: self._distance(z[..., 0], members).mean(-1),
+            samples=one_hot(index, 2).unsqueeze(0),
         )
-        return losses.mean()
 
-    def _rodeo(self, logits: Tensor, member: int) -> Tensor:
+    def _rodeo(self, logits: Tensor, index: Tensor, members: slice) -> Tensor:
+        assert self._controls is not None
         # pairs of samples, so that every estimator evaluates the loss as often as another
-        bits = logits[:, 0] - logits[:, 1]
-        losses: Tensor = self._networks[member].estimator(
-            bits.expand(self._batch // 2, *bits.shape),
-            lambda x: self._distance(x).mean(-1),
-            num_samples=2,
-            generator=self._noise.generators[member],
+        pairs = self._batch // 2
+        bits = (logits[..., 0] - logits[..., 1]).unsqueeze(1).expand(-1, pairs, -1)
+        return rodeo(
+            bits,
+            lambda x: self._distance(x, members).mean(-1),
+            samples=(index == 0).unflatten(1, (2, pairs)).movedim(1, 0),
+            control=self._controls.network,
+            alpha=self._controls.alpha,
+            beta=self._controls.beta,
         )
-        return losses.mean()
 
-    def _expected(self, logits: Tensor) -> Tensor:
-        probs = logits.softmax(-1)[..., 0]
-        return torch.lerp(self._distance.of_zero, self._distance.of_one, probs).mean(-1)
+    def _expected(self, logits: Tensor, members: slice) -> Tensor:
+        zero, one = self._distance.of_zero[members], self._distance.of_one[members]
+        return torch.lerp(zero, one, logits.softmax(-1)[..., 0]).mean(-1)
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
         """The expected loss, exactly."""
-        return {"expected_loss": self._expected(self.parameters["logits"])}
+        return {"expected_loss": self._expected(self.parameters["logits"], slice(None))}
 
     def extra_state(self, member: int) -> dict[str, Tensor]:
         """The network of RODEO with its optimiser."""
-        return self._networks[member].state() if member in self._networks else {}
+        if self._controls is None or member not in self._controls.members:
+            return {}
+        return self._controls.state(member)
 
     def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
         """Go on from ``extra_state``."""
-        if member in self._networks:
-            self._networks[member].load(state)
+        if self._controls is not None and member in self._controls.members:
+            self._controls.load(member, state)
 
 
 def best_loss(run: Polynomial) -> float:
     """The lowest expected loss that there is: every X at the nearer end."""
-    distance = _Distance(run, torch.device("cpu"), torch.float64)
+    distance = _Distance([run], torch.device("cpu"), torch.float64)
     return torch.minimum(distance.of_zero, distance.of_one).mean().item()
 
 
@@ -143,22 +153,29 @@ class _Distance:
     """``|x - c| ** p`` where x is 0 or 1, with its derivative, by a table of two values."""
 
     def __init__(
-        self, run: Polynomial, device: torch.device, dtype: torch.dtype = torch.float32
+        self, runs: Sequence[Polynomial], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
-        c = torch.full((run.latents,), 0.45, dtype=torch.float64)
-        if run.target == "spread":
-            c = (torch.arange(run.latents, dtype=torch.float64) + 0.5) / run.latents
-        p = run.power
-        self.of_zero, self.of_one = (
-            x.to(device, dtype) for x in (c.pow(p), (1 - c).pow(p))
-        )  # fmt: skip
-        self._slopes = [x.to(device, dtype) for x in (-p * c.pow(p - 1), p * (1 - c).pow(p - 1))]
+        self.of_zero, self.of_one, *self._slopes = (
+            torch.stack(tables).to(device, dtype)
+            for tables in zip(*map(_tables, runs), strict=True)
+        )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, members: slice) -> Tensor:
+        """For x of the shape (members, batch, latents)."""
+        tables = [self.of_zero, self.of_one, *self._slopes]
         # torch declares no types for it
         apply: Any = _Table.apply
-        result: Tensor = apply(x, self.of_zero, self.of_one, *self._slopes)
+        result: Tensor = apply(x, *(table[members].unsqueeze(1) for table in tables))
         return result
+
+
+def _tables(run: Polynomial) -> tuple[Tensor, ...]:
+    """The distance and its slope at 0 and at 1."""
+    c = torch.full((run.latents,), 0.45, dtype=torch.float64)
+    if run.target == "spread":
+        c = (torch.arange(run.latents, dtype=torch.float64) + 0.5) / run.latents
+    p = run.power
+    return c.pow(p), (1 - c).pow(p), -p * c.pow(p - 1), p * (1 - c).pow(p - 1)
 
 
 class _Table(torch.autograd.Function):
@@ -175,38 +192,68 @@ class _Table(torch.autograd.Function):
         return torch.lerp(slope_zero, slope_one, x) * g, None, None, None, None
 
 
-class _Network:
-    """RODEO's control variate for one member, which learns while the member does."""
+class _Controls(nn.Module):
+    """RODEO's control variates, one for each member, which learn while the members do."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        # the weights of a module come from the global generator
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mixed(seed, _NETWORK))
-            self.estimator = Rodeo().to(device)
-        self.parameters = list(self.estimator.parameters())
-        self._optimiser = torch.optim.Adam(
-            self.parameters, lr=_RODEO_LEARNING_RATE, capturable=device.type == "cuda"
+    def __init__(self, seeds: Sequence[int], members: slice, device: torch.device) -> None:
+        super().__init__()
+        self.members = range(members.start, members.stop)
+        alone = [dict(_alone(seed).named_parameters()) for seed in seeds]
+        stacked = {
+            name: nn.Parameter(torch.stack([one[name].detach() for one in alone]).to(device))
+            for name in alone[0]
+        }
+        self.network = _Network(*(stacked.pop(f"network.{name}") for name in _NETWORK_PARTS))
+        self.alpha, self.beta = stacked.pop("alpha"), stacked.pop("beta")
+        assert not stacked
+        self._optimiser = Optimiser(
+            dict(self.named_parameters()),
+            ["adam"] * len(seeds),
+            [_RODEO_LEARNING_RATE] * len(seeds),
         )
 
-    def step(self, gradients: Iterable[Tensor]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients):  # noqa: B905, the rest is others'
-            parameter.grad = gradient
-        self._optimiser.step()
+    def step(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
+        names = [name for name, _ in self.named_parameters()]
+        own = alive[self.members.start : self.members.stop]
+        self._optimiser.step(dict(zip(names, gradients, strict=True)), own)
 
-    def state(self) -> dict[str, Tensor]:
-        found = {f"network/{n}": p.detach() for n, p in self.estimator.named_parameters()}
-        for number, values in self._optimiser.state_dict()["state"].items():
-            found |= {f"network-adam/{number}/{name}": x for name, x in values.items()}
+    def state(self, member: int) -> dict[str, Tensor]:
+        number = self.members.index(member)
+        found = {f"network/{n}": p[number].detach() for n, p in self.named_parameters()}
+        found |= {f"network-adam/{n}": x for n, x in self._optimiser.state(number).items()}
         return {name: x.to("cpu", copy=True) for name, x in found.items()}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.estimator.named_parameters():
-                parameter.copy_(state[f"network/{name}"])
-        saved: dict[int, dict[str, Tensor]] = {}
-        for name, x in state.items():
-            kind, *place = name.split("/")
-            if kind == "network-adam":
-                saved.setdefault(int(place[0]), {})[place[1]] = x.clone()
-        document = self._optimiser.state_dict()
-        self._optimiser.load_state_dict({**document, "state": saved})
+    @torch.no_grad()
+    def load(self, member: int, state: Mapping[str, Tensor]) -> None:
+        number = self.members.index(member)
+        for name, parameter in self.named_parameters():
+            parameter[number] = state[f"network/{name}"].to(parameter.device)
+        start = "network-adam/"
+        self._optimiser.load_state(
+            number, {n.removeprefix(start): x for n, x in state.items() if n.startswith(start)}
+        )
+
+
+def _alone(seed: int) -> Rodeo:
+    """The estimator of one member at its start."""
+    # the weights of a module come from the global generator
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mixed(seed, _NETWORK))
+        return Rodeo()
+
+
+_NETWORK_PARTS = ("inner.weight", "inner.bias", "outer.weight")
+
+
+class _Network(nn.Module):
+    """The network of ``Rodeo`` for each member: (samples, members, ..., 2) to the same."""
+
+    def __init__(self, inner: nn.Parameter, bias: nn.Parameter, outer: nn.Parameter) -> None:
+        super().__init__()
+        self.inner, self.bias, self.outer = inner, bias, outer
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.movedim(1, 0)
+        hidden = torch.baddbmm(self.bias.unsqueeze(1), first.flatten(1, -2), self.inner.mT)
+        outputs = leaky_relu(hidden, 0.3) @ self.outer.mT
+        return outputs.view(first.shape).movedim(0, 1)

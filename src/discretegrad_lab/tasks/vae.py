@@ -11,7 +11,7 @@ what an estimator has to differentiate; the second and third term have an ordina
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -107,7 +107,7 @@ class VaeTask:
         """No estimator learns anything here."""
         return []
 
-    def learn(self, gradients: Iterable[Tensor]) -> None:
+    def learn(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
         """Nothing, see ``learned``."""
 
     @property
