@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from discretegrad.kernels.uniform import fill
+from discretegrad_lab import compilation
 from discretegrad_lab.config import Polynomial, Vae
 from discretegrad_lab.data import Images
 from discretegrad_lab.estimators import ESTIMATORS
@@ -112,11 +113,24 @@ def test_a_graph_trains_as_single_steps_do(make, images):
 
 
 @pytest.mark.parametrize("make", [polynomial, vae])
-@pytest.mark.parametrize("name", ["reinmax", "stgs", "gr-mck"])
+@pytest.mark.parametrize("name", ["reinmax", "stgs", "gr-mck", "reinforce", "rodeo"])
 def test_a_member_alone_and_in_a_stack(make, name, images):
-    one = make(name, seed=3, tau=0.9)
-    others = [make(other, seed=seed, tau=1.2) for other in SAMPLERS for seed in (3, 4)]
+    fields = {"power": 1.5, "target": "spread"} if make is polynomial else {}
+    one = make(name, seed=3, tau=0.9, **fields)
+    names = ESTIMATORS if make is polynomial else SAMPLERS
+    if name not in names:
+        pytest.skip("the VAE has samplers only")
+    others = [make(other, seed=seed, tau=1.2) for other in names for seed in (3, 4)]
     assert_same(trained([one])[0], trained([*others, one])[0], one, 1e-4)
+
+
+def test_compiled_parts_train_as_plain_ones(images, monkeypatch):
+    runs = [vae(name, seed=seed, tau=0.8) for name in SAMPLERS for seed in (0, 1)]
+    plain, _ = trained(runs)
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
+    fused, _ = trained(runs)
+    for run in runs:
+        assert_same(plain, fused, run, 1e-3)
 
 
 def test_a_stack_goes_on_where_it_was(images):

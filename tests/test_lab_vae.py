@@ -403,3 +403,20 @@ def test_the_guess_of_the_memory(estimator, categories, latents):
     least = 4 * sum(weights.values()) + kept + 60_000 * 8
     assert losses.isfinite().all()
     assert least < VaeTask.bytes_per_member(one) < 1.6 * least
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script(_method)?. is deprecated:DeprecationWarning",
+    # Dynamo looks at it
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+def test_a_compiled_task_trains_as_a_plain_one(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(vae, "worth_compiling", lambda device, elements: True)
+    fused = task_of(*RUNS)
+    monkeypatch.undo()
+    plain = task_of(*RUNS)
+    assert fused._loss is not plain._loss is negative_elbo
+    torch.testing.assert_close(train(fused, 5), train(plain, 5), **CLOSE)
+    torch._dynamo.reset()

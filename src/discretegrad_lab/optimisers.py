@@ -6,22 +6,17 @@ that ``torch.optim`` would; else they round differently in places.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from types import FunctionType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .compilation import compiled, worth_compiling
+
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-
-# below, kernels are so short that compilation takes longer than it saves
-_COMPILED_FROM = 2**20
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class Scalars(NamedTuple):
@@ -161,11 +156,10 @@ class Optimiser:
         )
         self._table = corrections().to(device)
         if compile is None:
-            size = sum(p.numel() for p in flat.values())
-            compile = device.type == "cuda" and size >= _COMPILED_FROM
+            compile = worth_compiling(device, sum(p.numel() for p in flat.values()))
         # two functions: in one, every element would repeat the arithmetic of its member
-        self._advance = _compiled(_advance) if compile else _advance
-        self._apply = _compiled(_apply) if compile else _apply
+        self._advance = compiled(_advance) if compile else _advance
+        self._apply = compiled(_apply) if compile else _apply
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], alive: Tensor) -> None:
@@ -207,13 +201,6 @@ class Optimiser:
             views[f"mean/{name}"] = m[member].view(self._shapes[name])
             views[f"square/{name}"] = v[member].view(self._shapes[name])
         return views
-
-
-def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    # Dynamo gives up on code that it has compiled for eight different stacks; a copy starts anew
-    assert isinstance(function, FunctionType)
-    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(copy, dynamic=False)
 
 
 def _check(

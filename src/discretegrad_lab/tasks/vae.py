@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
+from ..compilation import compiled, worth_compiling
 from ..config import Vae
 from ..data import Images, load_mnist
 from ..estimators import Sampler, category_at
@@ -84,6 +85,11 @@ class VaeTask:
             for part, parameter in network.named_parameters()
         }
 
+        # what is all memory traffic in a step
+        fuse = worth_compiling(device, self._members * run.batch * PIXELS)
+        self._take = compiled(_take) if fuse else _take
+        self._loss = compiled(negative_elbo) if fuse else negative_elbo
+
         # which images a step takes; both stay where they are, so that a graph can read them
         shape = (self._members, self.steps_per_epoch, run.batch)
         self._order = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -133,7 +139,7 @@ class VaeTask:
         logits = self._encode(x)
         out = self._decode(self._sampler(logits))
         self._noise.next_step()
-        return negative_elbo(out, x, logits)
+        return self._loss(out, x, logits)
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
@@ -172,8 +178,7 @@ class VaeTask:
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
         index = self._order.index_select(1, self._step)
         self._step.add_(1).remainder_(self.steps_per_epoch)
-        images = self._train.index_select(0, index.flatten())
-        return _grey(images).view(self._members, -1, PIXELS)
+        return self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
 
     def _encode(self, x: Tensor) -> Tensor:
         """The logits, (members, batch, latents, categories)."""
@@ -214,6 +219,10 @@ def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The widths of the encoder's and the decoder's layers, from input to output."""
     encoder = (PIXELS, *HIDDEN, run.latents * run.categories)
     return encoder, encoder[::-1]
+
+
+def _take(images: Tensor, index: Tensor) -> Tensor:
+    return _grey(images.index_select(0, index))
 
 
 def _grey(images: Tensor) -> Tensor:
