@@ -270,13 +270,13 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
 
 
 def test_time_of_stacks_that_were_never_measured_is_scaled():
-    def stack(epoch, size, seconds):
-        return execute.StackEstimate((tiny("st", 0),), epoch, size, None, seconds)
+    def stack(steps, size, seconds):
+        return execute.StackEstimate((tiny("st", 0),), 0, size, steps, seconds)
 
-    plan = execute.Estimate((stack(0, 10, 6.0), stack(1, 40, None)), (), {})
-    # two epochs at 10 bytes take 6 s, so one at 40 takes 12
+    plan = execute.Estimate((stack(20, 10, 6.0), stack(10, 40, None)), (), {})
+    # 20 steps at 10 bytes take 6 s, so 10 at 40 take 12
     assert cli._seconds(plan) == pytest.approx(18.0)
-    assert cli._seconds(execute.Estimate((stack(0, 10, None),), (), {})) is None
+    assert cli._seconds(execute.Estimate((stack(20, 10, None),), (), {})) is None
 
 
 def outcome(**fields):

@@ -405,7 +405,7 @@ def _show_plan(wanted: _Wanted, events: "Json | None") -> None:
             _label(stack.runs),
             f"{len(stack.runs):,}",
             f"{stack.epoch}",
-            "?" if stack.steps is None else f"{stack.steps:,}",
+            f"{stack.steps:,}",
             size(stack.bytes),
             "?" if stack.seconds is None else duration(stack.seconds),
         )
@@ -433,7 +433,7 @@ def _seconds(plan: "Estimate") -> float | None:
     known: dict[str, tuple[float, float]] = {}
     for stack in plan.stacks:
         run = stack.runs[0]
-        one = float((stack.steps or run.epochs - stack.epoch) * stack.bytes)
+        one = float(stack.steps * stack.bytes)
         work[run.task] = work.get(run.task, 0.0) + one
         if stack.seconds is not None:
             seconds, done = known.get(run.task, (0.0, 0.0))

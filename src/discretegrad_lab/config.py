@@ -5,12 +5,16 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from .estimators import ESTIMATORS
 
 # raise it when the same configuration would give other results than before
 VERSION = 1
+
+
+TRAIN_IMAGES = {"mnist": 60_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +61,16 @@ class Run:
     counts: ClassVar[tuple[str, ...]] = ()
     """Fields of a task that are positive whole numbers."""
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many updates an epoch has."""
+        raise NotImplementedError
+
     def document(self) -> dict[str, Any]:
         """All of it, for a JSON file."""
         return {"task": self.task, "version": VERSION, **dataclasses.asdict(self)}
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The hash of the canonical configuration, 16 hexadecimal digits."""
         canonical = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
@@ -120,6 +129,11 @@ class Vae(Run):
         super().__post_init__()
         if self.data != "mnist":
             raise ValueError(f"expected the data mnist, got {self.data!r}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Images that do not fill a batch are left out."""
+        return TRAIN_IMAGES[self.data] // self.batch
 
 
 TASKS: dict[str, type[Run]] = {kind.task: kind for kind in (Polynomial, Vae)}

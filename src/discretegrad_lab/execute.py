@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ _SELDOM = 30.0
 """Seconds between two checkpoints, however cheap they are."""
 _MARGIN = 1.2
 """How much longer than the longest epoch so far the next one may take, for the budget."""
-_Number = TypeVar("_Number", int, float)
 # fsync mostly waits, and the journal takes what comes at once together
 _WRITERS = 8
 
@@ -127,8 +126,8 @@ class StackEstimate:
     """How many are done."""
     bytes: int
     """Of device memory."""
-    steps: int | None
-    """Left for every member; None if only the data tell."""
+    steps: int
+    """Left for every member."""
     seconds: float | None
     """None if no run like these is stored."""
 
@@ -147,9 +146,9 @@ class Estimate:
         return sum(len(stack.runs) for stack in self.stacks)
 
     @property
-    def steps(self) -> int | None:
+    def steps(self) -> int:
         """Of all stacks, one after the other."""
-        return _sum(stack.steps for stack in self.stacks)
+        return sum(stack.steps for stack in self.stacks)
 
     @property
     def bytes(self) -> int:
@@ -159,7 +158,8 @@ class Estimate:
     @property
     def seconds(self) -> float | None:
         """Of training, if it is known for every stack."""
-        return _sum(stack.seconds for stack in self.stacks)
+        found = [stack.seconds for stack in self.stacks if stack.seconds is not None]
+        return sum(found) if len(found) == len(self.stacks) else None
 
 
 def execute(
@@ -237,13 +237,12 @@ def estimate(
         members = group[: fit.count(group)]
         run, epoch = members[0], pending[members[0]]
         left = run.epochs - epoch
-        per_epoch = getattr(run, "steps_per_epoch", None)
         stacks.append(
             StackEstimate(
                 tuple(members),
                 epoch,
                 sum(map(fit.bytes_per_member, members)),
-                None if per_epoch is None else per_epoch * left,
+                run.steps_per_epoch * left,
                 _seconds(paces.get(_key(run)), len(members), left),
             )
         )
@@ -775,13 +774,3 @@ def _check_positive(name: str, value: float | None) -> None:
 def _check_largest(value: int | None) -> None:
     if value is not None and not (isinstance(value, int) and value > 0):
         raise ValueError(f"expected a positive whole number as largest_stack, got {value!r}")
-
-
-def _sum(values: Iterable[_Number | None]) -> _Number | int | None:
-    """None if one of them is unknown."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return sum(known)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from ..compilation import compiled, worth_compiling
-from ..config import Vae
+from ..config import TRAIN_IMAGES, Vae
 from ..data import Images, load_mnist
 from ..estimators import Sampler, category_at
 from ..noise import Noise
@@ -32,7 +32,6 @@ TEST_EVERY = 10
 """Epochs from one pass over the test images to the next."""
 
 _TEST_BATCH = 200
-_TRAIN_IMAGES = 60_000
 # the streams of random numbers besides the one of training
 _ORDER, _TEST, _PICTURES = 1, 2, 3
 
@@ -106,7 +105,7 @@ class VaeTask:
         # pass through several more steps of the loss and of the estimator
         activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
         # the order of the images, with the random numbers and the copies that sorting takes
-        return model + activations + (8 + 32) * _TRAIN_IMAGES
+        return model + activations + (8 + 32) * TRAIN_IMAGES[run.data]
 
     @property
     def learned(self) -> list[Tensor]:
