@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 GPU_PYTHON ?= python3
 # a file of tests stays with one process
 PARALLEL := -n auto --dist loadfile
+DEMO := output/demo
 
 .PHONY: help demo test test-all test-gpu lint types docs benchmark clean
 
@@ -21,8 +22,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@ $(VENV)/.lab
 
-demo: $(VENV)/.lab  ## compare all samplers on the polynomial problem: a table and a plot, under a minute
-	$(PY) examples/polynomial.py
+demo: $(VENV)/.lab  ## the paper's Figure 1 on a CPU: tables, a picture and a page, in about two minutes
+	$(VENV)/bin/discretegrad run polynomial-headline --device cpu --runs $(DEMO)/runs
+	$(VENV)/bin/discretegrad report polynomial-headline --runs $(DEMO)/runs --results $(DEMO)
+	$(VENV)/bin/discretegrad plot polynomial-headline --runs $(DEMO)/runs --results $(DEMO)
+	@echo
+	@echo "Open $(DEMO)/polynomial-headline/curves.png and $(DEMO)/polynomial-headline/report.html"
+	@echo "The runs are kept, so the next make demo only reports; to train again: rm -r $(DEMO)"
 
 test: lint types docs  ## everything a change must pass: lint, types, docs, tests
 	$(PY) -m pytest $(PARALLEL) -m "not gpu and not slow" --doctest-modules
@@ -48,4 +54,4 @@ benchmark: $(VENV)/.dev  ## CPU benchmarks: write benchmarks/*.csv and the table
 	$(PY) benchmarks/steps.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

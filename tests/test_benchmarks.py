@@ -2,7 +2,10 @@
 
 import importlib
 import itertools
+import re
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +22,7 @@ SMALL = ["3000x10", "400x8"]
 @pytest.fixture(scope="module")
 def bench():
     """The scripts as modules. They import each other by plain names, which tests use too."""
-    names = ("cases", "table", "polynomial", "run")
+    names = ("cases", "table", "run")
     path, hidden = list(sys.path), {n: sys.modules.pop(n) for n in names if n in sys.modules}
     sys.path.insert(0, str(BENCHMARKS))
     try:
@@ -62,6 +65,127 @@ def test_checking_the_pages_finds_a_stale_one(bench, tmp_path, monkeypatch, caps
     assert bench.table.main(["--check"]) == 1
     assert "benchmarks.md is not current" in capsys.readouterr().out
     assert stale.read_text(encoding="utf-8") == "old"
+
+
+@pytest.fixture
+def demo(bench):
+    return bench.table.results.read(bench.table.DEMO)
+
+
+def changed(found, **fields):
+    """The results as if their runs had been configured otherwise."""
+    rows = [replace(row, config={**row.config, **fields}) for row in found.rows]
+    return replace(found, rows=tuple(rows))
+
+
+def with_temperatures(bench, monkeypatch, found, **fields):
+    """As if these were the temperatures that a table of them chose."""
+    lines = [
+        {**{k: str(v) for k, v in row.config.items()}, "chosen": "yes", "runs": "2", **fields}
+        for row in found.rows
+    ]
+    kept = bench.table.published.rows
+    monkeypatch.setattr(
+        bench.table.published,
+        "rows",
+        lambda name: lines if name == "temperatures.csv" else kept(name),
+    )
+    return bench.table.demo_caption(found)
+
+
+def test_the_demo_table_has_the_final_loss_of_every_run(bench, demo):
+    headings, _, *lines = bench.table.demo_table(changed(demo, tau=1.0)).splitlines()
+    assert headings == (
+        "| estimator | p = 1.5, best 0.30187 | steps | p = 2, best 0.20250 | steps "
+        "| p = 3, best 0.09113 | steps |"
+    )
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines}
+    for row in demo.rows:
+        title = bench.table.ESTIMATORS[row.config["estimator"]].title
+        column = 1 + 2 * (1.5, 2, 3).index(row.config["power"])
+        assert cells[title][column] == f"{row.metrics['expected_loss']:.5f}"
+    steps = [int(text) for text in cells["exact gradient"][2::2][:2]]
+    assert all(0 < number < 800 for number in steps)
+
+
+def test_the_demo_table_shows_runs_that_failed_and_those_that_never_arrived(bench, demo):
+    first, *others = demo.rows
+    lost = replace(demo, rows=(replace(first, state="diverged", metrics={}), *others))
+    line = bench.table.demo_table(lost).splitlines()[2]
+    assert line.startswith("| ReinMax | - | - | 0.2")
+    assert "ReinMax 1" in bench.table.demo_caption(lost)
+    far = {key: dict.fromkeys(curve, 1.0) for key, curve in demo.curves.items()}
+    table = bench.table.demo_table(replace(demo, curves=far))
+    assert all(line.split(" | ")[2] == "-" for line in table.splitlines()[2:])
+
+
+def test_the_demo_caption_follows_from_the_results(bench, demo):
+    caption = bench.table.demo_caption(demo)
+    for words in ("after 800 steps", "rate of 0.01 (", "8,000 steps", "one seed", "has 4 draws"):
+        assert words in caption
+    other = changed(demo, learning_rate=0.05, steps_per_epoch=50, draws=7, latents=16, batch=32)
+    caption = bench.table.demo_caption(other)
+    for words in ("after 2,000 steps", "0.05 (", "has 7 draws", "over 16 binary", "with 32 joint"):
+        assert words in caption
+    # a second seed, lower by 0.002, gives an interval
+    second = [
+        replace(
+            row,
+            identity=f"{row.identity}-1",
+            config={**row.config, "seed": 1},
+            metrics={"expected_loss": row.metrics["expected_loss"] - 0.002},
+        )
+        for row in demo.rows
+    ]
+    both = replace(demo, rows=(*demo.rows, *second))
+    assert "2 seeds, mean ± half" in bench.table.demo_caption(both)
+    half = 12.7062 * 0.001
+    assert f" ± {half:.5f} | - |" in bench.table.demo_table(both)
+
+
+def test_the_demo_says_whether_temperatures_are_tuned(bench, demo, monkeypatch):
+    table, default = bench.table.demo_table, changed(demo, tau=1.0)
+    said = with_temperatures(bench, monkeypatch, default, runs="0")
+    assert "τ is 1 everywhere and not tuned" in said
+    assert "τ" not in table(default)
+    said = with_temperatures(bench, monkeypatch, default)
+    assert "τ is 1 everywhere: of 10 values" in said
+    draws = bench.table.RECIPES["polynomial-temperatures"].runs()[0].draws
+    assert f"8,000 steps of Adam at a learning rate of 0.001, {draws:,} draws" in said
+    assert "seeds 1000 and 1001" in said
+    rows = [replace(r, config={**r.config, "tau": r.config["power"] / 2}) for r in demo.rows]
+    tuned = replace(demo, rows=tuple(rows))
+    assert "τ is given for each p: of 10 values" in with_temperatures(bench, monkeypatch, tuned)
+    # runs at other temperatures than those that the search chose are not tuned
+    assert "not tuned" in bench.table.demo_caption(default)
+    lines = table(tuned).splitlines()
+    assert lines[0].endswith("| τ |")
+    assert all(line.endswith("| 0.75 / 1 / 1.5 |") for line in lines[2:-1])
+    assert lines[-1].endswith("| - |")
+
+
+def test_the_demo_picture_shows_the_stored_curves(bench, demo, tmp_path, monkeypatch, capsys):
+    assert bench.table.picture_is_current(), "run python benchmarks/table.py"
+    folder, picture = tmp_path / bench.table.DEMO.name, tmp_path / "picture.png"
+    curves = {key: {**curve, 40: 0.1} for key, curve in demo.curves.items()}
+    bench.table.results.write(replace(demo, curves=curves), folder)
+    shutil.copy(bench.table.PICTURE, picture)
+    monkeypatch.setattr(bench.table, "PICTURE", picture)
+    monkeypatch.setattr(bench.table, "DEMO", folder)
+    assert not bench.table.picture_is_current()
+    assert bench.table.main(["--check"]) == 1
+    assert "picture.png is not current" in capsys.readouterr().out
+    assert bench.table.draw_picture() == picture
+    assert bench.table.picture_is_current()
+    picture.unlink()
+    assert not bench.table.picture_is_current()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_demo_picture_is_shown(bench, page):
+    path = bench.table.ROOT / page
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
+    assert bench.table.PICTURE in [(path.parent / name).resolve() for name in shown]
 
 
 def test_the_stored_results_cover_every_sampler_and_shape(bench):

@@ -1,155 +1,141 @@
-"""The demo: its closed forms are right, it runs, and the stored run is the one that is shown."""
+"""The demo: what ``make demo`` runs and leaves behind, and that the README shows stored results."""
 
-import importlib.util
-import sys
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from PIL import Image
+from typer.testing import CliRunner
 
-import discretegrad
-from cases import SAMPLERS
+from discretegrad_lab import cli, plots, recipes
+from discretegrad_lab.estimators import ESTIMATORS
+from discretegrad_lab.page import Figure
+from discretegrad_lab.readings import decimal
+from discretegrad_lab.report import section
+from discretegrad_lab.results import read, significant
+from discretegrad_lab.store import Store
 
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "polynomial.py"
-FLOAT32 = {"rtol": 1e-5, "atol": 1e-7}
-
-
-@pytest.fixture(scope="module")
-def demo():
-    spec = importlib.util.spec_from_file_location("polynomial_demo", DEMO)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "polynomial-headline"
+RECIPE = recipes.RECIPES[NAME]
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """The demo gives each of its threads one core; the tests keep theirs."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def run(demo, folder, *arguments):
-    assert demo.main(["--output", str(folder), *arguments]) == 0
-    return demo.read(folder / "polynomial.csv")
-
-
-def without_times(run):
-    return [point._replace(milliseconds=0.0) for point in run.points if point.step > 0]
-
-
-def test_the_expected_loss_and_its_gradient_are_exact(demo, generator):
-    theta = torch.randn(demo.LATENTS, 2, generator=generator).requires_grad_()
-
-    def loss_of_each(z):
-        return (z[..., 0] - demo.TARGET).abs() ** demo.POWER / demo.LATENTS
-
-    loss = demo.expected_loss(theta)
-    enumerated = discretegrad.exact_expectation(theta, loss_of_each).sum()
-    torch.testing.assert_close(loss, enumerated, **FLOAT32)
-    gradient = discretegrad.exact_gradient(theta, loss_of_each)
-    torch.testing.assert_close(demo.exact_gradient(theta), gradient, **FLOAT32)
-    torch.testing.assert_close(torch.autograd.grad(loss, theta)[0], gradient, **FLOAT32)
-
-
-def test_the_best_loss_is_reached_where_every_variable_is_zero(demo):
-    certain = torch.tensor([-50.0, 50.0]).expand(demo.LATENTS, 2)
-    assert demo.expected_loss(certain).item() == pytest.approx(demo.BEST)
-
-
-@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
-def test_every_estimator_runs_and_is_shown(demo, tmp_path, capsys, family):
-    stored = run(demo, tmp_path, "--steps", "2", "--seeds", "2", "--family", family)
-    shown = capsys.readouterr().out
-    names = {point.variant for point in stored.points}
-    assert {name.split()[0] for name in names - {demo.EXACT}} == set(SAMPLERS)
-    for name in names:
-        assert name in shown
-    assert {point.seed for point in stored.points} == {0, 1}
-    # at the start every estimator points the right way
-    assert all(point.cosine > 0.7 for point in stored.points if point.step == 2)
-    assert Image.open(tmp_path / "polynomial.png").text["Source"] == demo.digest(stored)
-
-
-def test_the_same_seed_gives_the_same_numbers_with_any_number_of_cores(demo, tmp_path, monkeypatch):
-    chosen = ("--steps", "3", "--estimators", "reinmax", "gumbel_softmax")
-    first = run(demo, tmp_path, *chosen, "--seeds", "2")
-    monkeypatch.setattr(demo.os, "cpu_count", lambda: 1)
-    assert without_times(run(demo, tmp_path, *chosen, "--seeds", "2")) == without_times(first)
-    second_seed = [p for p in without_times(first) if p.seed == 1]
-    alone = run(demo, tmp_path, *chosen, "--seeds", "1", "--seed", "1")
-    assert without_times(alone) == [p for p in second_seed]
-    assert second_seed != [p._replace(seed=1) for p in without_times(first) if p.seed == 0]
-
-
-def test_with_two_categories_mean_baseline_has_the_gradient_of_reinmax(demo, generator):
-    # the caption says so
-    theta = torch.randn(demo.LATENTS, 2, generator=generator).requires_grad_()
-    gradients = []
-    for name, options in (
-        ("reinmax", {}),
-        ("mean_baseline", {"order": 1}),
-        ("mean_baseline", {"order": 2}),
-    ):
-        sampler = discretegrad.get(name).functions["categorical"]
-        z = sampler(theta, generator=torch.Generator().manual_seed(1), **options)
-        loss = (z[..., 0] - demo.TARGET).square().sum()
-        gradients.append(torch.autograd.grad(loss, theta)[0])
-    for gradient in gradients[1:]:
-        torch.testing.assert_close(gradient, gradients[0], **FLOAT32)
-
-
-def test_the_table_counts_steps_seeds_and_times(demo):
-    points = [
-        demo.Point(name, seed, step, loss, 0.5, milliseconds)
-        for name, losses, milliseconds in (
-            ("reinmax", (0.25, 0.21, 0.205), 2.0),
-            ("straight_through", (0.25, 0.249, 0.248), 3.0),
-        )
-        for seed in (0, 1)
-        for step, loss in zip((0, 10, 20), losses, strict=True)
-    ]
-    _, lines = demo.table(demo.Run({}, points))
-    assert lines == [
-        ["reinmax", "0.20500 ± 0.00000", "10", "0.50", "0.50", "1.0x"],
-        ["straight_through", "0.24800 ± 0.00000", "-", "0.50", "0.50", "1.5x"],
-    ]
-
-
-def test_every_estimator_has_a_colour_of_its_own(demo):
-    assert set(demo.COLOURS) == {*SAMPLERS, demo.EXACT}
-    assert len(set(demo.COLOURS.values())) == len(demo.COLOURS)
-
-
-def test_the_stored_run_has_every_variant_and_says_how_it_was_made(demo):
-    stored = demo.read(demo.STORED_CSV)
-    expected = {variant.name for variant in demo.variants(list(SAMPLERS))}
-    assert {point.variant for point in stored.points} == expected
-    assert {"command", "date", "discretegrad", "torch", "machine", "steps"} <= set(stored.about)
-    assert demo.as_csv(stored) == demo.STORED_CSV.read_text(encoding="utf-8")
-
-
-def test_the_stored_picture_shows_the_stored_run(demo):
-    stored = demo.read(demo.STORED_CSV)
-    assert Image.open(demo.STORED_PLOT).text["Source"] == demo.digest(stored), (
-        "draw it again with python examples/polynomial.py --render --store"
+def recipe_of_make():
+    """What ``make demo`` would do once all is installed, line by line."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--dry-run", "--old-file=.venv/.lab", "demo", "VENV=.venv"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
+    return [shlex.split(line) for line in done.stdout.splitlines()]
 
 
-def test_showing_the_stored_run_again_runs_nothing(demo, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "measure", lambda *_: pytest.fail("it ran"))
-    assert demo.main(["--render", "--output", str(tmp_path)]) == 0
-    assert "reinmax" in capsys.readouterr().out
-    assert (tmp_path / "polynomial.png").stat().st_size > 10_000
+def short(estimator, seed):
+    for run in RECIPE.build(estimator, seed):
+        # at such a rate every run ends elsewhere
+        yield replace(run, latents=4, batch=4, epochs=2, steps_per_epoch=2, learning_rate=0.5)
 
 
-def test_help_and_wrong_arguments(demo, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        demo.main(["--help"])
-    assert "--estimators" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
-        demo.main(["--steps", "0"])
-    assert "at least 1" in capsys.readouterr().err
+class Demo:
+    """The commands of ``make demo`` on runs of four steps, in a folder of its own."""
+
+    def __init__(self, folder, monkeypatch):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        self.runs = [run for name in RECIPE.estimators for run in short(name, 0)]
+        monkeypatch.setitem(recipes.RECIPES, NAME, replace(RECIPE, build=short))
+        self.folder = folder
+        lines = recipe_of_make()
+        self.commands = [line[1:] for line in lines if line[0] == ".venv/bin/discretegrad"]
+        self.said = " ".join(word for line in lines if line[0] == "echo" for word in line[1:])
+        assert len(self.commands) + sum(line[0] == "echo" for line in lines) == len(lines)
+
+    def make(self):
+        """What it prints."""
+        text = ""
+        for command in self.commands:
+            result = CliRunner().invoke(cli.app, command)
+            assert result.exit_code == 0, result.output
+            text += result.stdout
+        return text
+
+    def files(self):
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    return Demo(tmp_path, monkeypatch)
+
+
+def test_it_trains_on_a_cpu_and_stays_in_a_folder_that_git_ignores(demo):
+    assert [command[:2] for command in demo.commands] == [
+        ["run", NAME],
+        ["report", NAME],
+        ["plot", NAME],
+    ]
+    training = demo.commands[0]
+    assert training[training.index("--device") + 1] == "cpu"
+    demo.make()
+    assert all(name.startswith("output/demo/") for name in demo.files())
+    assert "output/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+
+
+def test_tables_page_and_picture_follow_from_the_runs(demo):
+    shown = demo.make()
+    named = re.findall(r"output/[\w./-]+\.\w+", demo.said)
+    picture, page = (demo.folder / name for name in named)
+    assert (picture.suffix, page.suffix) == (".png", ".html")
+
+    store = Store(demo.folder / "output" / "demo" / "runs")
+    html = page.read_text(encoding="utf-8")
+    tables = re.split(r"^p = (\S+) *$", shown, flags=re.MULTILINE)
+    lines = {
+        float(power): [line.split() for line in text.splitlines()]
+        for power, text in zip(tables[1::2], tables[2::2], strict=True)
+    }
+    losses = set()
+    for run in demo.runs:
+        stored = significant(store.load(run).metrics[-1]["expected_loss"])
+        loss = decimal(float(stored), 5)
+        words = [*ESTIMATORS[run.estimator].title.split(), loss]
+        assert words in [line[: len(words)] for line in lines[run.power]]
+        assert f">{loss}<" in html
+        losses.add(loss)
+    assert len(losses) > len(demo.runs) / 2
+    again = demo.folder / "again.png"
+    figures = [item for item in section(read(picture.parent)).items if isinstance(item, Figure)]
+    assert [figure.title for figure in figures] == ["p = 1.5", "p = 2", "p = 3"]
+    plots.draw(figures, again)
+    assert picture.read_bytes() == again.read_bytes()
+
+
+def test_the_second_time_it_only_reports(demo):
+    first, before = demo.make(), demo.files()
+    second = demo.make()
+    assert f"{len(demo.runs)} finished" in first
+    assert f"{len(demo.runs)} done before" in second
+    assert demo.files() == before
+    tables = slice(second.index("p = 1.5"), second.index("Wrote"))
+    assert second[tables] in first
+    # what it says to remove is all there is
+    assert demo.said.endswith("rm -r output/demo")
+
+
+def test_the_stored_results_are_those_of_the_recipe():
+    found = read(ROOT / "results" / NAME)
+    again = "run and report polynomial-headline again, then python benchmarks/table.py"
+    assert {row.identity for row in found.rows} == {run.identity for run in RECIPE.runs()}, again
+    assert {row.state for row in found.rows} == {"finished"}, again
+
+
+def test_the_stored_reports_follow_from_the_stored_results():
+    result = CliRunner().invoke(cli.app, ["report", "--check", "--results", str(ROOT / "results")])
+    assert result.exit_code == 0, result.output

@@ -129,9 +129,9 @@ def _close_but_slower(setting: _Setting) -> Finding:
         gap = setting.final(name).mean / setting.final("reinmax").mean - 1
         steps = setting.steps(name)
         votes += [_plain(abs(gap) <= NEAR), _lower(ours, steps)]
-        title = ESTIMATORS[name].title
-        texts.append(f"{title} ends {percent(gap, '+')} from ReinMax after {_count(steps)}")
-    return votes, f"{', '.join(texts)}, ReinMax after {_count(ours)} ({_STEPS})"
+        end = f"{percent(abs(gap))} {'above' if gap > 0 else 'below'} ReinMax"
+        texts.append(f"{ESTIMATORS[name].title} ends {end} ({_STEPS}: {_count(steps)})")
+    return votes, f"{', '.join(texts)}, against {_count(ours)} of ReinMax"
 
 
 def _gst_p_better(setting: _Setting) -> Finding:

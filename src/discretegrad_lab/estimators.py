@@ -94,9 +94,11 @@ class Sampler:
 
     def at(self, logits: Tensor, index: Tensor) -> Tensor:
         """The samples of categories that ``draw`` has found; gr-mck draws its own."""
+        # split, since the gradient of a slice is a whole tensor of mostly zeros
+        pieces = logits.split([members.stop - members.start for _, members in self.groups])
         samples = [
-            self._of_group(name, members, logits[members], index[members])
-            for name, members in self.groups
+            self._of_group(name, members, piece, index[members])
+            for (name, members), piece in zip(self.groups, pieces, strict=True)
         ]
         return samples[0] if len(samples) == 1 else torch.cat(samples)
 

@@ -4,6 +4,7 @@ Every parameter and activation has a leading member axis. A step of all members 
 backward and one update; on a GPU it is captured as a CUDA graph and replayed.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,9 +157,11 @@ class Stack:
             self.task.learn(gradients[len(parameters) :], alive)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Some steps as a graph; what the steps before it change is put back."""
-        before = [self.state(member) for member in range(len(self.runs))]
-        steps = self._step.clone()
+        """Some steps as a graph; nothing has changed then but the random numbers."""
+        kept = [self.diverged, self._step]
+        before = [x.clone() for x in kept]
+        # a step leaves members that diverged as they are
+        self.diverged.zero_()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -169,12 +172,11 @@ class Stack:
         for run, generator in zip(self.runs, self.task.generators, strict=True):
             if ESTIMATORS[run.estimator].draws_itself:
                 graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph):
             for _ in range(self._steps_of_a_graph):
                 self._train()
-        for member, state in enumerate(before):
-            self.load_state(member, state)
-        self._step.copy_(steps)
+        for x, old in zip(kept, before, strict=True):
+            x.copy_(old)
         return graph
 
     def state(self, member: int) -> dict[str, Tensor]:
@@ -202,6 +204,19 @@ def _largest_divisor(number: int, limit: int) -> int:
 def _part(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = name + "/"
     return {key.removeprefix(start): x for key, x in state.items() if key.startswith(start)}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect garbage before and not within: a graph or a node that is freed breaks a capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, one_hot
+from torch.nn.functional import leaky_relu
 
 import discretegrad
 from discretegrad.bernoulli import Rodeo, rodeo
@@ -100,7 +100,7 @@ class PolynomialTask:
         return discretegrad.reinforce(
             repeated(logits, self._batch),
             lambda z: self._distance(z[..., 0], members).mean(-1),
-            samples=one_hot(index, 2).unsqueeze(0),
+            samples=torch.stack((index == 0, index == 1), -1).unsqueeze(0),
         )
 
     def _rodeo(self, logits: Tensor, index: Tensor, members: slice) -> Tensor:
