@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import discretegrad
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab import compilation, trainer
 from discretegrad_lab.config import Polynomial, Vae
@@ -99,6 +100,30 @@ FROZEN = [
         0.8999399542808533,
     ],
 ]
+
+
+@pytest.mark.parametrize("shape", [(5, 64, 40, 2), (3, 100, 30, 10), (2, 3, 9000)])
+def test_noise_of_a_seed_does_not_depend_on_the_batch(shape):
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits, g = (torch.randn(shape, device="cuda", generator=generator) for _ in range(2))
+    index = logits.argmax(-1)
+    seed = torch.randint(2**63 - 1, shape[:1], device="cuda", generator=generator)
+
+    def gradient(members):
+        leaf = logits[members].clone().requires_grad_()
+        z = discretegrad.gumbel_rao_seeded(leaf, index[members], seed[members], 0.7, num_draws=200)
+        return torch.autograd.grad(z, leaf, g[members])[0]
+
+    together = gradient(slice(None))
+    for member in range(shape[0]):
+        torch.testing.assert_close(gradient(member), together[member], rtol=1e-4, atol=1e-6)
+    # the torch path has other noise: on average they agree
+    leaf = logits.clone().requires_grad_()
+    z = discretegrad.gumbel_rao_seeded(leaf, index, seed, 0.7, num_draws=200, backend="torch")
+    expected = torch.autograd.grad(z, leaf, g)[0]
+    error = (together - expected).norm() / expected.norm()
+    assert error < 0.25
+    assert error > 1e-3
 
 
 def test_numbers_of_a_member_do_not_depend_on_others():

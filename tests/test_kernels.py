@@ -313,10 +313,18 @@ def test_a_single_bit():
         check_case(case, torch.tensor(0.3), torch.tensor(2.0), 0.7)
 
 
+ANY_STRIDES = pytest.mark.parametrize(
+    "strided",
+    [lambda x: x.T, lambda x: x[:, :1].T.expand(3, -1), lambda x: x[:1, :1].expand(3, 4)],
+    ids=["transposed", "expanded", "one for all"],
+)
+
+
+@ANY_STRIDES
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_given_categories_of_any_strides(index_dtype):
+def test_given_categories_of_any_strides(index_dtype, strided):
     logits, g = inputs(3, 4, 5)
-    index = torch.arange(12, dtype=index_dtype).reshape(4, 3).T % 5
+    index = strided(torch.arange(1, 13, dtype=index_dtype).reshape(4, 3) % 5)
     leaf = logits.requires_grad_()
     z = REINMAX.sample_at(leaf, index, 0.7)
     assert torch.equal(z.argmax(-1), index.long())
@@ -325,11 +333,12 @@ def test_given_categories_of_any_strides(index_dtype):
     assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
 
 
+@ANY_STRIDES
 @pytest.mark.parametrize("value_dtype", [torch.bool, torch.int64, torch.float16])
-def test_given_values_of_any_dtype_and_strides(value_dtype):
+def test_given_values_of_any_dtype_and_strides(value_dtype, strided):
     case = BY_METHOD["bernoulli", "reinmax"]
     logits, g = inputs(3, 4)
-    value = (torch.arange(12).reshape(4, 3).T % 2).to(value_dtype)
+    value = strided((torch.arange(1, 13).reshape(4, 3) % 2).to(value_dtype))
     leaf = logits.requires_grad_()
     z = case.sample_at(leaf, value, 0.7)
     assert z.dtype == torch.float32

@@ -181,7 +181,7 @@ def without_values(monkeypatch):
         make_noise(self, seeds, "cpu")
         self.device, self._keys, self._step = meta, self._keys.to(meta), self._step.to(meta)
 
-    def uniform(self, *shape, members=slice(None)):
+    def uniform(self, *shape, members=slice(None), purpose=0):
         return torch.empty(len(self._keys[members]), *shape, device=meta)
 
     monkeypatch.setattr(Noise, "__init__", noise)

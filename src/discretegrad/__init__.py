@@ -29,6 +29,7 @@ from .estimators.gapped import gapped_index as gapped_index
 from .estimators.gumbel_rao import gumbel_rao as gumbel_rao
 from .estimators.gumbel_rao import gumbel_rao_at as gumbel_rao_at
 from .estimators.gumbel_rao import gumbel_rao_index as gumbel_rao_index
+from .estimators.gumbel_rao import gumbel_rao_seeded as gumbel_rao_seeded
 from .estimators.gumbel_softmax import gumbel_softmax as gumbel_softmax
 from .estimators.gumbel_softmax import gumbel_softmax_at as gumbel_softmax_at
 from .estimators.gumbel_softmax import gumbel_softmax_index as gumbel_softmax_index
@@ -82,6 +83,7 @@ __all__ = [
     "gumbel_rao",
     "gumbel_rao_at",
     "gumbel_rao_index",
+    "gumbel_rao_seeded",
     "gumbel_softmax",
     "gumbel_softmax_at",
     "gumbel_softmax_index",

@@ -182,6 +182,22 @@ def check_mask(name: str, mask: Tensor | None, logits: Tensor) -> None:
         )
 
 
+def check_seed(name: str, seed: object, logits: Tensor) -> None:
+    """``seed`` is int64, one for each element of the first axes of the variables."""
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+        came = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
+        raise TypeError(
+            f"{name}: expected seed to be an int64 tensor, got {came}. Make one with "
+            "torch.randint(2**63 - 1, shape)."
+        )
+    variables = logits.shape[:-1]
+    if seed.shape != variables[: seed.ndim] or seed.device != logits.device:
+        raise ValueError(
+            f"{name}: expected a seed for each element of the first axes of {tuple(variables)} on "
+            f"{logits.device}, got shape {tuple(seed.shape)} on {seed.device}"
+        )
+
+
 def check_generator(name: str, generator: torch.Generator | None, logits: Tensor) -> None:
     """``generator`` draws on the device of ``logits``."""
     if generator is None:

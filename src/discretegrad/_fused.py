@@ -62,12 +62,14 @@ def sample_at(
     tau: Temperature,
     dim: int,
     mask: Tensor | None,
+    seed: Tensor | None = None,
 ) -> Tensor:
-    """The same for categories that are given."""
+    """The same for categories that are given; ``seed`` is that of noise in backward."""
     number, tau_rows, mask = _categorical(name, logits, tau, dim, mask)
     check_index(name, index, _excluded(logits, mask).movedim(dim, -1))
-    source = index.long().reshape(-1)
-    return _one_hot((method, number, dim, True), logits, source, mask, tau_rows)
+    # an expanded index has a flat view that is expanded still
+    source = index.long().contiguous().view(-1)
+    return _one_hot((method, number, dim, True), logits, source, mask, tau_rows, seed)
 
 
 def sample_index(
@@ -179,11 +181,12 @@ def _one_hot(
     source: Tensor,
     mask: Tensor | None,
     tau_rows: Tensor | None,
+    seed: Tensor | None = None,
 ) -> Tensor:
     from .kernels import ops
 
     if logits.requires_grad and torch.is_grad_enabled():
-        attached: Tensor = apply_fast(_Rows)(constants, logits, source, mask, tau_rows)
+        attached: Tensor = apply_fast(_Rows)(constants, logits, source, mask, tau_rows, seed)
         return attached
     return ops.draw(logits, constants[2], mask, source, constants[3], True)[0]
 
@@ -202,13 +205,14 @@ class _Rows(torch.autograd.Function):
         source: Tensor,
         mask: Tensor | None,
         tau_rows: Tensor | None,
+        seed: Tensor | None,
     ) -> Tensor:
         from .kernels import ops
 
         _, _, dim, given = constants
         sample, index, statistics = ops.draw(logits, dim, mask, source, given, True)
         ctx.constants = constants
-        ctx.save_for_backward(logits, source, mask, tau_rows, index, statistics)
+        ctx.save_for_backward(logits, source, mask, tau_rows, index, statistics, seed)
         return sample
 
     @staticmethod
@@ -217,8 +221,8 @@ class _Rows(torch.autograd.Function):
         if torch.is_grad_enabled():
             # the logits, which are saved anyway, lead the graph back: see _attach._Backward
             vjp = partial(rows_vjp, ctx.constants)
-            return None, estimate(vjp, None, saved[0], g, saved), None, None, None
-        return None, rows_vjp(ctx.constants, g, *saved), None, None, None
+            return None, estimate(vjp, None, saved[0], g, saved), None, None, None, None
+        return None, rows_vjp(ctx.constants, g, *saved), None, None, None, None
 
 
 def rows_vjp(
@@ -230,6 +234,7 @@ def rows_vjp(
     tau_rows: Tensor | None,
     index: Tensor,
     statistics: Tensor,
+    seed: Tensor | None = None,
     in_place: bool = False,
 ) -> Tensor:
     """The gradient for categorical logits, over ``g`` if that is the caller's own to lose."""
@@ -237,8 +242,8 @@ def rows_vjp(
 
     method, tau, dim, given = constants
     return ops.gradient(
-        method.name, g, logits, dim, mask, tau, tau_rows, method.gap, method.num_draws, source,
-        source if given else index, statistics, in_place,
+        method.name, g, logits, dim, mask, tau, tau_rows, method.gap, method.num_draws,
+        source if seed is None else seed, source if given else index, statistics, in_place,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ integer tensor operations, it gives the same noise on every device (up to the la
 logarithm), in eager mode, under ``torch.compile`` and ``vmap``, and with any number of threads.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,23 @@ def seeded_logistic(seed: Tensor, first: int, count: int, like: Tensor) -> Tenso
     """
     counter = torch.arange(first, first + count, device=like.device)
     return _uniform(seed, counter.reshape([count] + [1] * like.ndim), like.dtype).logit()
+
+
+def row_seeds(seed: Tensor, like: Tensor) -> Tensor:
+    """A seed for every element of ``like`` from one for each element of its first axes."""
+    row = torch.arange(math.prod(like.shape[seed.ndim :]), device=like.device)
+    low, high = (seed & _MASK).reshape(-1, 1), (seed >> 32).reshape(-1, 1)
+    # two words, each for itself: neighbouring seeds meet in one of them now and then, not in both
+    first = _scramble(low ^ _scramble(high))
+    second = _scramble(first ^ 0x5A5A5A5A)
+    one, two = _scramble((row + first) & _MASK), _scramble((row & _MASK) ^ second)
+    # 63 bits, so that it is not negative
+    return ((one >> 1) << 32 | two).reshape(like.shape)
+
+
+def _scramble(word: Tensor) -> Tensor:
+    word = _mix(_mix(word, 16, _MULTIPLIERS[0]), 15, _MULTIPLIERS[1])
+    return word ^ (word >> 16)
 
 
 def _uniform(seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:

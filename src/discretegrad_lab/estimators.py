@@ -29,8 +29,6 @@ class Estimator:
     """Whether it makes a sample to differentiate through, needs the loss as a function, or knows
     the expected loss."""
     has_tau: bool = True
-    draws_itself: bool = False
-    """Whether it takes its numbers from a generator, not from ``Noise.uniform``."""
 
 
 # colours that a colour-blind reader can tell apart (Okabe and Ito)
@@ -40,7 +38,7 @@ ESTIMATORS = {
         Estimator("reinmax", "ReinMax", "#0072B2"),
         Estimator("st", "ST", "#D55E00"),
         Estimator("stgs", "STGS", "#009E73"),
-        Estimator("gr-mck", "GR-MCK", "#56B4E9", "6 3", draws_itself=True),
+        Estimator("gr-mck", "GR-MCK", "#56B4E9", "6 3"),
         Estimator("gst-1.0", "GST-1.0", "#CC79A7", "6 3"),
         Estimator("gst-p", "GST-p", "#CC79A7"),
         Estimator("reinforce", "REINFORCE", "#E69F00", "2 3", "objective", False),
@@ -93,7 +91,7 @@ class Sampler:
         return self.at(logits if repeats is None else repeated(logits, repeats), index)
 
     def at(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The samples of categories that ``draw`` has found; gr-mck draws its own."""
+        """The samples of categories that ``draw`` has found."""
         # split, since the gradient of a slice is a whole tensor of mostly zeros
         pieces = logits.split([members.stop - members.start for _, members in self.groups])
         samples = [
@@ -103,8 +101,6 @@ class Sampler:
         return samples[0] if len(samples) == 1 else torch.cat(samples)
 
     def _of_group(self, name: str, members: slice, logits: Tensor, index: Tensor) -> Tensor:
-        if name == "gr-mck":
-            return self._rao_blackwellised(members, logits)
         tau = self._tau(members, logits.ndim)
         if name == "reinmax":
             return discretegrad.reinmax_at(logits, index, tau)
@@ -113,6 +109,11 @@ class Sampler:
         if name == "stgs":
             noise = self.noise.exponential(*logits.shape[1:], members=members)
             return discretegrad.gumbel_softmax_at(logits, index, noise, tau)
+        if name == "gr-mck":
+            seeds = self.noise.seeds(members)
+            return discretegrad.gumbel_rao_seeded(
+                logits, index, seeds, tau, num_draws=self._draws[members.start]
+            )
         gap: Any = "p" if name == "gst-p" else float(name.removeprefix("gst-"))
         return discretegrad.gapped_at(logits, index, tau, gap=gap)
 
@@ -122,19 +123,6 @@ class Sampler:
             # kernels are faster for one number
             return numbers.pop()
         return self._taus[members].view(-1, *[1] * (ndim - 1))
-
-    def _rao_blackwellised(self, members: slice, logits: Tensor) -> Tensor:
-        # a call for each: it draws its noise in backward from a generator's seed
-        samples = [
-            discretegrad.gumbel_rao(
-                logits[number],
-                self._numbers[member],
-                num_draws=self._draws[member],
-                generator=self.noise.generators[member],
-            )
-            for number, member in enumerate(range(members.start, members.stop))
-        ]
-        return torch.stack(samples)
 
 
 def repeated(logits: Tensor, times: int) -> Tensor:

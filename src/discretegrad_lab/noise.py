@@ -26,50 +26,52 @@ def mixed(*numbers: int) -> int:
 
 
 class Noise:
-    """Uniform numbers for all members at once, and a generator for each.
+    """Random numbers for all members at once.
 
-    On a GPU the uniform numbers are those of a counter, which one kernel computes for all members
-    and which a CUDA graph can advance.
+    On a GPU they are those of a counter, which one kernel computes for all members and which a CUDA
+    graph can advance.
     """
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self.seeds = tuple(seeds)
-        self.generators = [torch.Generator(self.device) for _ in seeds]
-        """For what draws its own numbers; seeded anew in every epoch."""
+        self._seeds = tuple(seeds)
+        # on a CPU, one for each member
+        self._generators = [torch.Generator() for _ in seeds]
         self._keys = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._call = 0
 
     def begin(self, epoch: int, stream: int = 0) -> None:
         """Start the numbers of an epoch; ``stream`` tells training and evaluation apart."""
-        for generator, seed in zip(self.generators, self.seeds, strict=True):
-            generator.manual_seed(mixed(seed, epoch, stream))
-        keys = [mixed(seed, epoch, stream, 1) for seed in self.seeds]
+        keys = [mixed(seed, epoch, stream) for seed in self._seeds]
+        for generator, key in zip(self._generators, keys, strict=True):
+            generator.manual_seed(key)
         self._keys.copy_(torch.tensor(keys))
         self._step.zero_()
-        self._call = 0
 
     def next_step(self) -> None:
-        """Forget which numbers of this step were used."""
+        """Go on to numbers that were not used before."""
         self._step += 1
-        self._call = 0
 
-    def uniform(self, *shape: int, members: slice = slice(None)) -> Tensor:
-        """(members, *shape), float32, in [0, 1)."""
+    def uniform(self, *shape: int, members: slice = slice(None), purpose: int = 0) -> Tensor:
+        """(members, *shape), float32, in [0, 1); of a step, other ones for every purpose."""
         keys = self._keys[members]
         numbers = torch.empty(len(keys), *shape, device=self.device)
         if self.device.type == "cuda":
             from discretegrad.kernels.uniform import fill
 
-            fill(numbers.view(len(keys), -1), keys, self._step, self._call)
-            self._call += 1
+            fill(numbers.view(len(keys), -1), keys, self._step, purpose)
         else:
-            for row, generator in zip(numbers, self.generators[members], strict=True):
+            for row, generator in zip(numbers, self._generators[members], strict=True):
                 row.uniform_(generator=generator)
         return numbers
 
     def exponential(self, *shape: int, members: slice = slice(None)) -> Tensor:
         """(members, *shape), float32, positive and finite."""
         # 1 - u is never 0, and where u is 0 the smallest number is as good as any
-        return (-torch.log1p(-self.uniform(*shape, members=members))).clamp_min(2.0**-25)
+        uniform = self.uniform(*shape, members=members, purpose=1)
+        return (-torch.log1p(-uniform)).clamp_min(2.0**-25)
+
+    def seeds(self, members: slice = slice(None)) -> Tensor:
+        """(members,), int64 of 63 bits, for what makes its own numbers from a seed."""
+        low, middle, high = (self.uniform(3, members=members, purpose=2) * 2**21).long().unbind(1)
+        return low | middle << 21 | high << 42

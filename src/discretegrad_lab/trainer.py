@@ -16,7 +16,7 @@ from torch import Tensor
 import discretegrad
 
 from .config import Run
-from .estimators import ESTIMATORS, in_order
+from .estimators import in_order
 from .optimisers import Optimiser
 
 # steps of a CUDA graph: few replays are cheap, and a long graph takes long to capture
@@ -34,10 +34,6 @@ class Task(Protocol):
     one_thread: bool
     """Whether its tensors are too small for several threads of a CPU, which would wait for each
     other longer than they work, above all where other processes use the cores."""
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        """One for each member, for estimators that draw numbers of their own."""
 
     @property
     def learned(self) -> list[Tensor]:
@@ -169,9 +165,6 @@ class Stack:
                 self._train()
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        for run, generator in zip(self.runs, self.task.generators, strict=True):
-            if ESTIMATORS[run.estimator].draws_itself:
-                graph.register_generator_state(generator)
         with _no_collection(), torch.cuda.graph(graph):
             for _ in range(self._steps_of_a_graph):
                 self._train()

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .. import _fused as fused
 from .._attach import Draw, Vjp, attach_one_hot, centred, jacobian_product
-from .._checks import check_count, check_exponential, check_noise
+from .._checks import check_count, check_exponential, check_noise, check_seed
 from .._draw import draw_index, draw_seed, given_index
 from .._fused import Method
 from .._gumbel import relaxed_sample
-from .._noise import seeded_exponential
+from .._noise import row_seeds, seeded_exponential
 from .._rows import Rows, categorical_rows
 from .._select import Handle, handle_of
 from .._types import Backend, Temperature
@@ -145,6 +145,61 @@ def gumbel_rao_at(
     axis = dim if dim < 0 else dim + 1
     noise = noise.detach().to(rows.probs.dtype).movedim(axis, -1).movedim(0, -1)
     return attach_one_hot(_draw(rows, given_index(name, rows, index), _vjp_given, noise))
+
+
+def gumbel_rao_seeded(
+    logits: Tensor,
+    index: Tensor,
+    seed: Tensor,
+    tau: Temperature = 1.0,
+    *,
+    num_draws: int = 100,
+    mask: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``gumbel_rao_at`` with noise that is made in backward, in the memory of ``gumbel_rao``.
+
+    The noise is a function of the seed and of the place among the rows of that seed. So what one
+    seed gives does not depend on what else is in the batch: members of an ensemble, each with its
+    own seed, get the same alone and together. The kernels and the torch path have different noise.
+
+    Args:
+        logits: As for ``gumbel_rao``, with the categories last.
+        index: The categories drawn, int64, of the shape of ``logits`` without the last axis.
+        seed: Non-negative int64, on the device of ``logits``: one for each element of the first
+            axes, that is, of a shape that begins as that of ``index`` does.
+        tau: As for ``gumbel_rao``.
+        num_draws: As for ``gumbel_rao``.
+        mask: As for ``gumbel_rao``.
+        backend: As for ``gumbel_rao``.
+
+    Returns:
+        The one-hot of ``index``.
+
+    Raises:
+        TypeError: As ``gumbel_rao``, and if the seed is no int64 tensor.
+        ValueError: As ``gumbel_rao_at``, and if the shape of the seed does not fit.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits = torch.zeros(2, 3, requires_grad=True)
+        >>> index, seed = torch.tensor([1, 0]), torch.tensor([7, 8])
+        >>> discretegrad.gumbel_rao_seeded(logits, index, seed, num_draws=10)[:, 0].sum().backward()
+        >>> bool((logits.grad.sum(-1).abs() < 1e-6).all())
+        True
+    """
+    name = "gumbel_rao_seeded"
+    check_count(name, "num_draws", num_draws)
+    if choose(name, logits, backend) == "triton":
+        check_seed(name, seed, logits)
+        method = Method("gumbel_rao", num_draws=num_draws)
+        seeds = seed.contiguous().view(-1)
+        return fused.sample_at(name, method, logits, index, tau, -1, mask, seeds)
+    rows = categorical_rows(name, logits, tau, -1, mask)
+    check_seed(name, seed, logits)
+    given = given_index(name, rows, index)
+    vjp = partial(_vjp_seeded, num_draws=num_draws)
+    return attach_one_hot(_draw(rows, given, vjp, row_seeds(seed, given)))
 
 
 def gumbel_rao_index(

@@ -47,6 +47,18 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _source(seed, row, in_rows, rows_per_seed, SEVERAL: tl.constexpr):
+    """The key of the generator and the number of a row among those of its seed."""
+    if SEVERAL:
+        key = tl.load(seed + row // rows_per_seed, mask=in_rows, other=0)
+        item = row % rows_per_seed
+    else:
+        key = tl.load(seed)
+        item = row
+    return key, item
+
+
+@triton.jit
 def _reciprocal(x):
     """``1 / x`` for x > 0 to 21 bits, in two instructions where a division takes eight."""
     root = tl.rsqrt(x)
@@ -135,14 +147,15 @@ def _terms(
 @triton.jit
 def _gradient_kernel(
     logits, mask, gradient, tau_rows, running, result, index, statistics, seed,
-    tau, num_draws, rows, n, inner,
+    tau, num_draws, rows_per_seed, rows, n, inner,
     logits_outer, logits_inner, logits_column,
     mask_outer, mask_inner, mask_column,
     gradient_outer, gradient_inner, gradient_column,
     tau_outer, tau_inner,
     running_outer, running_inner, running_column,
     result_outer, result_inner, result_column,
-    SPLIT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr,
+    SPLIT: tl.constexpr, SEVERAL: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr,
     ONE_BLOCK: tl.constexpr, SUMS_OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +182,7 @@ def _gradient_kernel(
     scale = 1.0 / (row_tau * num_draws)
     # e is a power of 2, with the logarithm of 1 + r times this as its exponent
     rate = -LOG2_E / row_tau
-    key = tl.load(seed)
+    key, item = _source(seed, row, in_rows, rows_per_seed, SEVERAL)
     num_groups = tl.cdiv(num_draws, 4)
     if ONE_BLOCK:
         column = tl.arange(0, BLOCK)[None, :, None]
@@ -181,10 +194,10 @@ def _gradient_kernel(
         for first in range(0, num_groups, GROUPS):
             group = (first + tl.arange(0, GROUPS))[None, None, :]
             draw = group * 4
-            a, b, c, d = words(key, row, column, DRAWS + group)
+            a, b, c, d = words(key, item, column, DRAWS + group)
             own_a, own_b, own_c, own_d = a, b, c, d
             if not SUMS_OWN:
-                own_a, own_b, own_c, own_d = words(key, row, drawn, DRAWS + group)
+                own_a, own_b, own_c, own_d = words(key, item, drawn, DRAWS + group)
             part = _row_part(a, own_a, is_drawn, inverse_prob, h, rate, offset, draw,
                              num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
             part += _row_part(b, own_b, is_drawn, inverse_prob, h, rate, offset, draw + 1,
@@ -202,7 +215,7 @@ def _gradient_kernel(
         last = (tl.cdiv(n, BLOCK) - 1) * BLOCK
         for group in range(0, num_groups):
             draw = group * 4
-            own_a, own_b, own_c, own_d = words(key, row, drawn, DRAWS + group)
+            own_a, own_b, own_c, own_d = words(key, item, drawn, DRAWS + group)
             own_a = exponential(own_a)
             own_b = exponential(own_b)
             own_c = exponential(own_c)
@@ -223,7 +236,7 @@ def _gradient_kernel(
                     TEMPERED,
                 )  # fmt: skip
                 a, b, c, d = _group_weights(
-                    key, row, column, group, own_a, own_b, own_c, own_d, inverse_prob, rate,
+                    key, item, column, group, own_a, own_b, own_c, own_d, inverse_prob, rate,
                     offset, TEMPERED,
                 )  # fmt: skip
                 sum_a += a
@@ -251,7 +264,7 @@ def _gradient_kernel(
                     TEMPERED,
                 )  # fmt: skip
                 a, b, c, d = _group_weights(
-                    key, row, column, group, own_a, own_b, own_c, own_d, inverse_prob, rate,
+                    key, item, column, group, own_a, own_b, own_c, own_d, inverse_prob, rate,
                     offset, TEMPERED,
                 )  # fmt: skip
                 part = _part(a, h, total_a, total_ah, draw, num_draws)
@@ -269,14 +282,14 @@ def _gradient_kernel(
 @triton.jit
 def _pair_kernel(
     logits, mask, gradient, tau_rows, result, index, seed,
-    tau, num_draws, rows, inner,
+    tau, num_draws, rows_per_seed, rows, inner,
     logits_outer, logits_inner, logits_column,
     mask_outer, mask_inner, mask_column,
     gradient_outer, gradient_inner, gradient_column,
     tau_outer, tau_inner,
     result_outer, result_inner, result_column,
-    SPLIT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr,
-    ROWS: tl.constexpr,
+    SPLIT: tl.constexpr, SEVERAL: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of rows of two categories."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -301,7 +314,8 @@ def _pair_kernel(
         row_tau = tl.zeros((ROWS,), tl.float32) + tau
     drawn = own_x - other_x
     _, other_prob = sigmoids(drawn)
-    slope = mean_slope(drawn, other_prob, row_tau, tl.load(seed), row, num_draws, TEMPERED)
+    key, item = _source(seed, row, inside, rows_per_seed, SEVERAL)
+    slope = mean_slope(drawn, other_prob, row_tau, key, item, num_draws, TEMPERED)
     # an excluded category gets none, whatever the gradient there
     value = tl.where(other_x == -float("inf"), 0.0, slope * (other_g - own_g))
     tl.store(result + own * result_column, (-value).to(result.dtype.element_ty), mask=inside)
@@ -356,7 +370,8 @@ def gradient(
         mask: Boolean of the shape of the logits (it may be expanded), True where allowed.
         tau: A number, or float32 of the shape of the logits, expanded along ``dim``.
         num_draws: Number of noise draws K.
-        seed: One int64.
+        seed: int64, one for all rows, or for equally many rows each. The noise of a row is a
+            function of its seed and of its number among the rows of that seed.
         drawn: From ``categorical.draw``.
         in_place: Write the result over ``g`` if that is contiguous.
     """
@@ -372,7 +387,7 @@ def gradient(
     if n == 2:
         tensors = [logits, masks, g, taus, result]
         strides = tuple([x.stride() for x in tensors])
-        plan = _pair_plan(logits.shape, dim, strides, num_draws, flags)
+        plan = _pair_plan(logits.shape, dim, strides, num_draws, seed.numel(), flags)
         launch(plan, [*tensors, drawn.index, seed], (number,))
         return result
     tile = tiles(n, num_draws, LONGEST, LONG_BLOCK)
@@ -383,7 +398,7 @@ def gradient(
         )
     tensors = [logits, masks, g, taus, running, result]
     strides = tuple([x.stride() for x in tensors])
-    plan = _plan(logits.shape, dim, strides, num_draws, flags, tile)
+    plan = _plan(logits.shape, dim, strides, num_draws, seed.numel(), flags, tile)
     launch(plan, [*tensors, drawn.index, drawn.statistics, seed], (number,))
     return result
 
@@ -394,12 +409,13 @@ def _pair_plan(
     dim: int,
     strides: tuple[tuple[int, ...], ...],
     num_draws: int,
+    seeds: int,
     flags: tuple[int, ...],
 ) -> Plan:
     rows, _, inner, copied, places = layout(shape, dim, strides)
     constants = (
-        num_draws, rows, inner, *places[0], *places[1], *places[2], *places[3][:2], *places[4],
-        inner != rows, *flags, DRAWS_BLOCK,
+        num_draws, rows // seeds, rows, inner, *places[0], *places[1], *places[2], *places[3][:2],
+        *places[4], inner != rows, seeds > 1, *flags, DRAWS_BLOCK,
     )  # fmt: skip
     return Plan(_pair_kernel, -(-rows // DRAWS_BLOCK), DRAWS_WARPS, constants, copied)
 
@@ -410,13 +426,14 @@ def _plan(
     dim: int,
     strides: tuple[tuple[int, ...], ...],
     num_draws: int,
+    seeds: int,
     flags: tuple[int, ...],
     tile: Tiles,
 ) -> Plan:
     rows, n, inner, copied, places = layout(shape, dim, strides)
     constants = (
-        num_draws, rows, n, inner, *places[0], *places[1], *places[2], *places[3][:2], *places[4],
-        *places[5], inner != rows, *flags, tile.one_block, tile.warps == 1, tile.rows, tile.block,
-        tile.groups,
+        num_draws, rows // seeds, rows, n, inner, *places[0], *places[1], *places[2],
+        *places[3][:2], *places[4], *places[5], inner != rows, seeds > 1, *flags, tile.one_block,
+        tile.warps == 1, tile.rows, tile.block, tile.groups,
     )  # fmt: skip
     return Plan(_gradient_kernel, -(-rows // tile.rows), tile.warps, constants, copied)

@@ -59,11 +59,6 @@ class PolynomialTask:
         return tensors * 4 * run.batch * run.latents * 2
 
     @property
-    def generators(self) -> list[torch.Generator]:
-        """Those that training draws from."""
-        return self._noise.generators
-
-    @property
     def learned(self) -> list[Tensor]:
         """What estimators themselves learn."""
         return [] if self._controls is None else list(self._controls.parameters())

@@ -115,11 +115,6 @@ class VaeTask:
     def learn(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
         """Nothing, see ``learned``."""
 
-    @property
-    def generators(self) -> list[torch.Generator]:
-        """Those that training draws from."""
-        return self._noise.generators
-
     def begin_epoch(self, epoch: int) -> None:
         """Put the images in each member's own new order, and start the random numbers.
 
