@@ -131,7 +131,7 @@ class Plan(NamedTuple):
 FULL = Plan(
     rounds=5,
     steps=50,
-    vae=(160, 1, 320, 40, 10, 80, 20, 5, 2),
+    vae=(160, 1, 320, 40, 10, 80),
     polynomial=(256, 64, 1024),
     images=(60_000, 10_000),
     draws=1000,

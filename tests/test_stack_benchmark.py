@@ -380,7 +380,7 @@ def test_the_targets_are_those_of_the_lab(bench):
         ("overhead", polynomial, 64, "overhead"): 3.0,
     }
     full = bench.stacks.FULL
-    assert {*full.vae} == {1, 2, 5, 10, 20, 40, 80, 160, 320}
+    assert {1, 160, 320} <= {*full.vae}
     assert {*full.polynomial} == {64, 256, 1024}
     # those with a target come first
     assert (full.vae[0], full.polynomial[0]) == (160, 256)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from ..compilation import compiled, worth_compiling
@@ -87,7 +87,8 @@ class VaeTask:
         # what is all memory traffic in a step
         fuse = worth_compiling(device, self._members * run.batch * PIXELS)
         self._take = compiled(_take) if fuse else _take
-        self._loss = compiled(negative_elbo) if fuse else negative_elbo
+        self._logits = compiled(_logits) if fuse else _logits
+        self._loss = compiled(_loss) if fuse else _loss
 
         # which images a step takes; both stay where they are, so that a graph can read them
         shape = (self._members, self.steps_per_epoch, run.batch)
@@ -130,10 +131,10 @@ class VaeTask:
     def losses(self) -> Tensor:
         """The mean negative ELBO of the next batch, (members,)."""
         x = self._next_batch()
-        logits = self._encode(x)
-        out = self._decode(self._sampler(logits))
+        logits = self._logits(self._encoder, x, self._latents)
+        samples = self._sampler(logits)
         self._noise.next_step()
-        return self._loss(out, x, logits)
+        return self._loss(self._decoder, samples, x, logits)
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
@@ -144,8 +145,8 @@ class VaeTask:
         self._aside.begin(epoch, _TEST)
         for images in self._test.split(_TEST_BATCH):
             x = _grey(images).expand(self._members, -1, -1)
-            logits = self._encode(x)
-            total += len(images) * negative_elbo(self._decode(self._draw(logits)), x, logits)
+            logits = _logits(self._encoder, x, self._latents)
+            total += len(images) * _loss(self._decoder, self._draw(logits), x, logits)
         return {"test": total / len(self._test)}
 
     @torch.no_grad()
@@ -158,7 +159,8 @@ class VaeTask:
         """
         self._aside.begin(0, _PICTURES)
         x = _grey(images.to(self._train.device))
-        means = self._decode(self._draw(self._encode(x.expand(self._members, -1, -1))))
+        logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
+        means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
 
     def extra_state(self, member: int) -> dict[str, Tensor]:
@@ -174,16 +176,6 @@ class VaeTask:
         self._step.add_(1).remainder_(self.steps_per_epoch)
         return self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
 
-    def _encode(self, x: Tensor) -> Tensor:
-        """The logits, (members, batch, latents, categories)."""
-        logits: Tensor = self._encoder(x)
-        return logits.view(*x.shape[:2], self._latents, self._categories)
-
-    def _decode(self, z: Tensor) -> Tensor:
-        """The logits of the pixels, (members, batch, 784)."""
-        out: Tensor = self._decoder(z.flatten(-2))
-        return out
-
     def _draw(self, logits: Tensor) -> Tensor:
         """Samples without a gradient; no estimator matters to their distribution."""
         cumulative = logits.softmax(-1).cumsum(-1)
@@ -191,6 +183,22 @@ class VaeTask:
         self._aside.next_step()
         index = category_at(cumulative, uniform)
         return one_hot(index, self._categories).to(logits.dtype)
+
+
+def _logits(encoder: nn.Module, x: Tensor, latents: int) -> Tensor:
+    """Of the latent variables, (members, batch, latents, categories)."""
+    logits: Tensor = encoder(x)
+    return logits.view(*logits.shape[:-1], latents, -1)
+
+
+def _pixels(decoder: nn.Module, z: Tensor) -> Tensor:
+    """The logits of the pixels, (members, batch, 784)."""
+    out: Tensor = decoder(z.flatten(-2))
+    return out
+
+
+def _loss(decoder: nn.Module, z: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+    return negative_elbo(_pixels(decoder, z), x, logits)
 
 
 def negative_elbo(out: Tensor, x: Tensor, logits: Tensor) -> Tensor:
