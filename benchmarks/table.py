@@ -396,7 +396,8 @@ def _claims(claims: Sequence[Claim], recipe: str) -> str:
     ]
     return (
         f"{len(claims) - len(others)} of {len(claims)} claims of the paper about this problem hold "
-        f"in these runs ([numbers](results/{recipe}/report.md)).{''.join(others)}"
+        f"for these seeds and temperatures ([numbers](results/{recipe}/report.md))."
+        f"{''.join(others)}"
     )
 
 

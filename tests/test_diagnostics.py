@@ -845,6 +845,11 @@ def test_other_dtypes(dtype, untimed):
         ({"max_outcomes": 0}, ValueError, "expected max_outcomes of at least 1"),
         ({"progress": "yes"}, TypeError, "expected progress to be True or False"),
         ({"vectorize": 1}, TypeError, "expected vectorize to be True or False"),
+        (
+            {"estimators": [("reinforce", {"samples": torch.zeros(1, 2)})]},
+            ValueError,
+            "expected options without samples",
+        ),
         ({"family": "normal"}, ValueError, "expected family to be one of"),
         ({"generator": 3}, TypeError, "expected generator to be a torch.Generator"),
         ({"mask": torch.ones(2, 2)}, TypeError, "expected mask to be a boolean tensor"),

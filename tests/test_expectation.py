@@ -383,8 +383,31 @@ def test_samples_that_do_not_fit(case):
             ValueError, match=re.escape(f"= {shape} on cpu, got {tuple(samples.shape)}")
         ):
             case.run(problem, samples=samples)
-    with pytest.raises(TypeError, match="expected samples to be a tensor, got list; leave it out"):
-        case.run(problem, samples=[0.0])
+    for samples in ([0.0], torch.zeros(shape, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match="expected samples to be a tensor of real numbers, got"):
+            case.run(problem, samples=samples)
+
+
+@each(TAKES_SAMPLES)
+def test_samples_that_nobody_can_draw(case):
+    problem = Problem(case)
+    good = torch.zeros(case.count, *problem.logits.shape)
+    if case.categorical:
+        good[..., 1] = 1
+        for samples in (torch.zeros_like(good), torch.ones_like(good)):
+            with pytest.raises(ValueError, match="expected one-hot samples, got rows without a 1"):
+                case.run(problem, samples=samples)
+    for value in (0.5, 2.0, NAN):
+        samples = good.clone()
+        samples[0, 0, 0] = value
+        with pytest.raises(ValueError, match="expected samples of zeros and ones, got other"):
+            case.run(problem, samples=samples)
+    mask = torch.ones_like(problem.logits, dtype=torch.bool)
+    mask[0, 0] = good[0, 0, 0] == 0 if case.categorical else False
+    assert case.run(problem, samples=good * mask if not case.categorical else good).isfinite().all()
+    samples = good if case.categorical else torch.ones_like(good)
+    with pytest.raises(ValueError, match="got one that the mask or a -inf logit excludes"):
+        case.run(problem, samples=samples, mask=mask)
 
 
 def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
@@ -413,7 +436,7 @@ def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
 
 @pytest.mark.parametrize("shape", [(2,), (3, 2, 4), (3, 2, 4, 1)])
 def test_rodeo_with_weights_that_do_not_fit(shape):
-    with pytest.raises(ValueError, match=r"alpha to be .* or for the first axes of the batch \(3"):
+    with pytest.raises(ValueError, match=r"alpha to be .*, or with one for the first axes of \(3"):
         bernoulli.rodeo(
             torch.zeros(3, 2, 4, requires_grad=True),
             lambda b: b.sum(-1),
@@ -1676,7 +1699,7 @@ BAD = [
                 torch.ones(2),
                 ValueError,
                 f"{option} to be a number or a floating-point tensor with one element"
-                rf"{', or for the first axes .*' if name == 'rodeo' else ''}, got shape "
+                rf"{', or with one for .*' if name == 'rodeo' else ''}, got shape "
                 r"\(2,\) and dtype torch\.float32",
             ),
         )

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 import discretegrad
-from discretegrad._noise import row_seeds, seeded_exponential
+from discretegrad._noise import _scramble, row_seeds, seeded_exponential
 from discretegrad.kernels import dispatch
 
 LEVEL = 1e-6
@@ -94,6 +94,18 @@ def test_noise_of_many_rows_and_seeds():
     for one, other in ((noise[:-1], noise[1:]), (noise[:, :-1], noise[:, 1:])):
         correlation = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1]
         assert correlation.abs() * math.sqrt(one.numel()) < stats.norm.isf(LEVEL / 2)
+
+
+def test_seeds_do_not_share_their_noise():
+    """Not even those that a mix of their halves cannot tell apart."""
+    generator = torch.Generator().manual_seed(0)
+    low = torch.randint(2**32, (100_000,), generator=generator)
+    high = torch.arange(100_000) * 21_001
+    random = (high << 32) | low
+    # the same word comes out of the first round
+    alike = (high << 32) | (_scramble(high) ^ 123)
+    for seed in (random, alike):
+        assert len(row_seeds(seed, torch.zeros(100_000, 2)).unique()) == 200_000
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -279,7 +279,7 @@ def test_killed_again_and_again(store, tmp_path, expected, processes):
         epochs = chance.randint(0, 2)
         begun = processes.context.Value("i", 0)
         process = processes(store.root, log, 6, 0.005, 4, None, begun, epochs)
-        # some time after the last epoch has begun, or when it is saved for certain
+        # some time after the last epoch has begun, or after it, while it is being saved
         enough = epochs + kill % 2
         while begun.value < enough:
             assert process.is_alive()

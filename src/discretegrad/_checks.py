@@ -98,9 +98,10 @@ def check_dim(name: str, logits: Tensor, dim: int) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"{name}: expected dim to be an int, got {type(dim).__name__}")
     if logits.ndim == 0:
+        sampler = name.removesuffix("_at").removesuffix("_seeded")
         raise ValueError(
             f"{name}: expected logits with a category axis, got a scalar. For a single 0/1 "
-            f"variable use discretegrad.bernoulli.{name.removesuffix('_at')}."
+            f"variable use discretegrad.bernoulli.{sampler}."
         )
     if not -logits.ndim <= dim < logits.ndim:
         raise ValueError(
@@ -468,18 +469,35 @@ def check_num_samples(name: str, num_samples: int, least: int, alternatives: str
         )
 
 
-def check_samples(name: str, samples: object, shape: tuple[int, ...], device: torch.device) -> None:
-    """``samples`` is a tensor of that shape on that device."""
-    if not isinstance(samples, Tensor):
+def check_samples(name: str, samples: object, count: int, logits: Tensor, family: Family) -> None:
+    """``samples`` are ``count`` samples of ``logits``, which are -inf where excluded."""
+    if not isinstance(samples, Tensor) or samples.is_complex():
+        came = samples.dtype if isinstance(samples, Tensor) else type(samples).__name__
         raise TypeError(
-            f"{name}: expected samples to be a tensor, got {type(samples).__name__}; "
-            "leave it out to draw them here"
+            f"{name}: expected samples to be a tensor of real numbers, got {came}; leave it out to "
+            "draw them here"
         )
-    if samples.shape != shape or samples.device != device:
+    shape = (count, *logits.shape)
+    if samples.shape != shape or samples.device != logits.device:
         raise ValueError(
             f"{name}: expected samples of shape (num_samples, *logits.shape) = {shape} on "
-            f"{device}, got {tuple(samples.shape)} on {samples.device}; num_samples says how many "
-            "there are"
+            f"{logits.device}, got {tuple(samples.shape)} on {samples.device}; num_samples says "
+            "how many there are"
+        )
+    if not values_are_checked(samples):
+        return
+    is_one = samples == 1
+    if not (is_one | (samples == 0)).all():
+        raise ValueError(f"{name}: expected samples of zeros and ones, got other values")
+    if family == "categorical" and not (is_one.sum(-1) == 1).all():
+        raise ValueError(
+            f"{name}: expected one-hot samples, got rows without a 1 or with several; make them "
+            "with torch.nn.functional.one_hot"
+        )
+    if (is_one & (logits == -math.inf)).any():
+        raise ValueError(
+            f"{name}: expected samples of what is allowed, got one that the mask or a -inf logit "
+            "excludes"
         )
 
 
@@ -514,7 +532,7 @@ def check_coefficient(
         if shape is not None:
             fits |= value.shape == shape[: value.ndim]
         if not fits or not value.is_floating_point():
-            axes = "" if shape is None else f", or for the first axes of the batch {tuple(shape)}"
+            axes = "" if shape is None else f", or with one for the first axes of {tuple(shape)}"
             raise ValueError(
                 f"{name}: expected {option} to be a number or a floating-point tensor with one "
                 f"element{axes}, got shape {tuple(value.shape)} and dtype {value.dtype}"
@@ -654,6 +672,11 @@ def check_candidate(name: str, estimator: object, known: bool, options: object) 
     if not isinstance(options, Mapping):
         raise TypeError(
             f"{name}: expected the options of an estimator as a dictionary, got {options!r}"
+        )
+    if "samples" in options:
+        raise ValueError(
+            f"{name}: expected options without samples, because every estimate draws new ones; "
+            "leave samples out"
         )
 
 

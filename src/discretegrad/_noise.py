@@ -47,10 +47,11 @@ def row_seeds(seed: Tensor, like: Tensor) -> Tensor:
     """A seed for every element of ``like`` from one for each element of its first axes."""
     row = torch.arange(math.prod(like.shape[seed.ndim :]), device=like.device)
     low, high = (seed & _MASK).reshape(-1, 1), (seed >> 32).reshape(-1, 1)
-    # two words, each for itself: neighbouring seeds meet in one of them now and then, not in both
-    first = _scramble(low ^ _scramble(high))
-    second = _scramble(first ^ 0x5A5A5A5A)
-    one, two = _scramble((row + first) & _MASK), _scramble((row & _MASK) ^ second)
+    # two rounds of a Feistel network, so that no two seeds give the same pair of words
+    low = low ^ _scramble(high)
+    high = high ^ _scramble(low)
+    one = _scramble((row + _scramble(low)) & _MASK)
+    two = _scramble((row & _MASK) ^ _scramble(high))
     # 63 bits, so that it is not negative
     return ((one >> 1) << 32 | two).reshape(like.shape)
 

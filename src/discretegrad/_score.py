@@ -96,7 +96,7 @@ def given_samples(
     """Those that the user has drawn, or new ones."""
     if samples is None:
         return draw_samples(task, count, generator)
-    check_samples(task.name, samples, (count, *task.fixed.shape), task.fixed.device)
+    check_samples(task.name, samples, count, task.fixed, task.family)
     return samples.detach().to(task.logits.dtype)
 
 

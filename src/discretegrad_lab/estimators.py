@@ -82,13 +82,9 @@ class Sampler:
         self._numbers = [run.tau for run in runs]
         self._taus = torch.tensor(self._numbers, device=noise.device)
 
-    def __call__(self, logits: Tensor, repeats: int | None = None) -> Tensor:
-        """Samples of the shape of the logits, (members, ..., categories).
-
-        With ``repeats`` so many independent ones: (members, repeats, ..., categories).
-        """
-        index = draw(logits, self.noise, self.members, repeats)
-        return self.at(logits if repeats is None else repeated(logits, repeats), index)
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Samples of the shape of the logits, (members, ..., categories)."""
+        return self.at(logits, draw(logits, self.noise, self.members))
 
     def at(self, logits: Tensor, index: Tensor) -> Tensor:
         """The samples of categories that ``draw`` has found."""

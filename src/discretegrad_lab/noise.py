@@ -36,15 +36,15 @@ class Noise:
         self.device = torch.device(device)
         self._seeds = tuple(seeds)
         # on a CPU, one for each member
-        self._generators = [torch.Generator() for _ in seeds]
+        self._generators = [] if self.device.type == "cuda" else [torch.Generator() for _ in seeds]
         self._keys = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def begin(self, epoch: int, stream: int = 0) -> None:
         """Start the numbers of an epoch; ``stream`` tells training and evaluation apart."""
         keys = [mixed(seed, epoch, stream) for seed in self._seeds]
-        for generator, key in zip(self._generators, keys, strict=True):
-            generator.manual_seed(key)
+        for number, generator in enumerate(self._generators):
+            generator.manual_seed(keys[number])
         self._keys.copy_(torch.tensor(keys))
         self._step.zero_()
 

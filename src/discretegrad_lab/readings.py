@@ -30,9 +30,9 @@ def decimal(value: float, places: int, sign: str = "") -> str:
     return f"{round(value, places) + 0.0:{sign}.{places}f}"
 
 
-def percent(share: float, sign: str = "") -> str:
+def percent(share: float) -> str:
     """A share in percent."""
-    return decimal(100 * share, 2, sign) + " %"
+    return decimal(100 * share, 2) + " %"
 
 
 def final(rows: Iterable[Row], metric: str) -> Summary:

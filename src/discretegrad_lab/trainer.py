@@ -158,6 +158,13 @@ class Stack:
         before = [x.clone() for x in kept]
         # a step leaves members that diverged as they are
         self.diverged.zero_()
+        try:
+            return self._captured()
+        finally:
+            for x, old in zip(kept, before, strict=True):
+                x.copy_(old)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -168,8 +175,6 @@ class Stack:
         with _no_collection(), torch.cuda.graph(graph):
             for _ in range(self._steps_of_a_graph):
                 self._train()
-        for x, old in zip(kept, before, strict=True):
-            x.copy_(old)
         return graph
 
     def state(self, member: int) -> dict[str, Tensor]:

@@ -85,7 +85,8 @@ def rodeo(
         control: H, from (..., 2) to (..., 2). The parameters of an ``nn.Module`` learn; see
             ``Rodeo``, which has the network of the paper.
         alpha: Weight of the control variate of f: a number, or a tensor of numbers for the first
-            batch axes. One that requires a gradient learns.
+            batch axes. One that requires a gradient learns; how much a batch element counts in
+            your loss counts for all of them alike.
         beta: Weight of the control variate of the gradient; likewise.
         samples: As for ``discretegrad.reinforce``.
         mask: Boolean, broadcasts to ``logits``; where False the value is 0.
@@ -114,8 +115,7 @@ def rodeo(
     task = open_task(name, logits, f, family, mask, vectorize)
     check_num_samples(name, num_samples, 2, "relax, rebar or muprop")
     check_control(name, control, "bernoulli.Rodeo()")
-    check_coefficient(name, "alpha", alpha, logits.shape)
-    check_coefficient(name, "beta", beta, logits.shape)
+    _check_weights(name, alpha, beta, logits.shape)
     assert control is not None
     return _at(task, given_samples(task, samples, num_samples, generator), control, alpha, beta)
 
@@ -129,11 +129,12 @@ def _at(
 ) -> Tensor:
     learned = learned_tensors(control, alpha, beta)
     if not wants_gradient(task, learned):
-        return evaluate(task, samples).mean(0)
+        losses = evaluate(task, samples)
+        _check_weights(task.name, alpha, beta, losses.shape[1:])
+        return losses.mean(0)
     losses, slopes = evaluate_with_slope(task, samples)
+    _check_weights(task.name, alpha, beta, losses.shape[1:])
     values = signal(task, losses)
-    check_coefficient(task.name, "alpha", alpha, values.shape[1:])
-    check_coefficient(task.name, "beta", beta, values.shape[1:])
     joint = _joint(task, samples, values, slopes)
     h = _other_outputs(task, joint, control, can_learn(learned))
     of_f, of_gradient = _stein(joint, h)
@@ -144,11 +145,18 @@ def _at(
     return finish(task, losses, gradient.mean(0).reshape(task.fixed.shape), learned)
 
 
+def _check_weights(
+    name: str, alpha: float | Tensor, beta: float | Tensor, shape: torch.Size
+) -> None:
+    check_coefficient(name, "alpha", alpha, shape)
+    check_coefficient(name, "beta", beta, shape)
+
+
 def _aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
     """A weight to multiply ``like`` by, which has the axis of samples before those of the batch."""
-    if isinstance(weight, Tensor) and weight.numel() > 1:
-        return spread(weight, like[0])
-    return weight
+    if not isinstance(weight, Tensor):
+        return weight
+    return weight.reshape(()) if weight.numel() == 1 else spread(weight, like[0])
 
 
 class _Joint(NamedTuple):

@@ -69,8 +69,8 @@ def reinforce(
             logits (a constant, zero where infinite) to one number per batch element, or to one
             for all. The parameters of an ``nn.Module`` learn to reduce the variance; see
             ``Reinforce``, which also has a running mean.
-        samples: Samples of these logits that were drawn elsewhere, (num_samples, *logits.shape),
-            zeros and ones; by default they are drawn here.
+        samples: Independent samples of these logits that were drawn elsewhere, zeros and ones of
+            the shape (num_samples, *logits.shape); by default they are drawn here.
         mask: Boolean, broadcasts to ``logits``, True where a category (or the value 1) is allowed.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         vectorize: Evaluate f on all samples in one call under ``torch.vmap`` instead of one call
