@@ -437,6 +437,7 @@ BRANCHES = {
         "PART": {0, 1, 2},
     },
     "gumbel_rao_gradient_kernel": {
+        "SEVERAL": {False, True},
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
         "HAS_TAU": {False, True},
@@ -523,6 +524,10 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         monkeypatch.setattr(gumbel_rao, "LONGEST", 512)
         z = discretegrad.gumbel_rao(normal(300).requires_grad_(), num_draws=1, backend="triton")
         z.sum().backward()
+        seeds = torch.arange(2)
+        for n in (2, 3):
+            logits = normal(2, n).requires_grad_()
+            discretegrad.gumbel_rao_seeded(logits, seeds, seeds, backend="triton").sum().backward()
     seen = defaultdict(set)
     for launch in launches:
         for name, value in launch.constants.items():
