@@ -24,7 +24,6 @@ section and keep the stored rows of the others; docs/kernel-benchmarks.md follow
 """
 
 import argparse
-import csv
 import datetime
 import gc
 import gzip
@@ -44,7 +43,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import peak_bytes_on_cpu, provenance, reinmax_formula, spread, write_csv
+from measure import (
+    QUICK_OUTPUT,
+    STORED,
+    Promise,
+    about_commit,
+    add_commit_argument,
+    add_sections_argument,
+    merged,
+    peak_bytes_on_cpu,
+    provenance,
+    reinmax_formula,
+    spread,
+    write_csv,
+)
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, gumbel_softmax
 
@@ -56,9 +68,6 @@ try:
 except ImportError:
     pypi = None
 
-ROOT = Path(__file__).resolve().parents[1]
-STORED = ROOT / "benchmarks"
-QUICK_OUTPUT = ROOT / "output" / "benchmarks"
 RESULTS, EFFICIENCY = "kernels.csv", "efficiency.csv"
 
 # of the logits' size: read logits, write sample; read logits, read gradient, write gradient
@@ -325,7 +334,7 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Promise):
     """A promise about one number of the results."""
 
     section: str
@@ -338,17 +347,6 @@ class Target:
     says: str
     """The promise in words, with the limit in place of {}, if it is there."""
     unit: float = 1.0
-    """What a limit of 1 is in the results."""
-
-    @property
-    def is_least(self) -> bool:
-        """Whether more is better."""
-        return self.column.startswith("speedup")
-
-    def is_met(self, value: float) -> bool:
-        """Whether the number keeps the promise."""
-        value /= self.unit
-        return value >= self.limit if self.is_least else value <= self.limit
 
 
 def _targets() -> Iterator[Target]:
@@ -1064,8 +1062,6 @@ def published_rows(like: Row) -> list[Row]:
 
 def about_run(options: argparse.Namespace, setup: Setup, bandwidth: float) -> Row:
     """Where, with what and how this run was made."""
-    commit = options.commit or provenance.commit()
-    changes = "yes" if not options.commit and provenance.has_changes() else "no"
     gpu = torch.cuda.get_device_properties(setup.device) if setup.on_gpu else None
     return {
         "gpu": gpu.name if gpu else f"none ({provenance.cpu_name()})",
@@ -1077,8 +1073,7 @@ def about_run(options: argparse.Namespace, setup: Setup, bandwidth: float) -> Ro
         "triton": version_of("triton"),
         "reinmax": version_of("reinmax") if pypi else "not installed",
         "discretegrad": discretegrad.__version__,
-        "commit": commit,
-        "uncommitted_changes": "unknown" if commit == "unknown" else changes,
+        **about_commit(options.commit),
         "date": datetime.date.today().isoformat(),
         "command": options.command,
     }
@@ -1089,16 +1084,6 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def merged(path: Path, section: str, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """The new rows of a section with the stored ones of the others."""
-    kept: list[Mapping[str, Any]] = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.DictReader(file) if row["section"] != section]
-    order = list(SECTIONS)
-    return sorted([*kept, *rows], key=lambda row: order.index(row["section"]))
 
 
 def shown(row: Row) -> str:
@@ -1172,7 +1157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_section(folder: Path, section: str, rows: Sequence[Row]) -> None:
     path = folder / (EFFICIENCY if section == "efficiency" else RESULTS)
     if rows:
-        write_csv(path, merged(path, section, rows))
+        write_csv(path, merged(path, list(SECTIONS), section, rows))
 
 
 def is_red(row: Row) -> bool:
@@ -1186,14 +1171,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=list(SECTIONS),
-        default=list(SECTIONS),
-        metavar="SECTION",
-        help=f"sections to measure, of {', '.join(SECTIONS)} (default: all)",
-    )
+    add_sections_argument(parser, SECTIONS)
     parser.add_argument(
         "--mnist",
         type=Path,
@@ -1218,11 +1196,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="folder of kernels.csv and efficiency.csv (default: benchmarks for a measurement, "
         "output/benchmarks for a rehearsal)",
     )
-    parser.add_argument(
-        "--commit",
-        metavar="HASH",
-        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
-    )
+    add_commit_argument(parser)
     options = parser.parse_args(arguments)
     rehearsal = options.quick or options.device == "cpu"
     if options.output is None:

@@ -8,15 +8,11 @@ Sources: benchmarks/kernels.csv and benchmarks/efficiency.csv (python benchmarks
 is not in them is shown as not measured.
 """
 
-import argparse
-import csv
-import hashlib
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import kernels
+import pages
 from kernels import (
     BY_INDEX,
     COMPILED,
@@ -29,10 +25,8 @@ from kernels import (
     PYPI,
     REINMAX,
     RESULTS,
-    ROOT,
     SECTIONS,
     STEPS_PER_EPOCH,
-    STORED,
     STRAIGHTFORWARD,
     TARGETS,
     TORCH,
@@ -40,9 +34,21 @@ from kernels import (
     Target,
 )
 from matplotlib.figure import Figure
+from measure import ROOT
+from pages import (
+    NOT_MEASURED,
+    Page,
+    Results,
+    Row,
+    bullets,
+    markdown,
+    ratio,
+    seconds,
+    short,
+    size,
+    three_digits,
+)
 
-PAGE = ROOT / "docs" / "kernel-benchmarks.md"
-PICTURES = ROOT / "docs" / "assets"
 FLOOR_PICTURE, MEMORY_PICTURE = "kernel_floor.png", "kernel_memory.png"
 COLOURS = {
     REINMAX: "#0072B2",
@@ -74,9 +80,6 @@ RIVALS = {
     LINEAR_SELECT: (BY_INDEX, STRAIGHTFORWARD, PYPI),
 }
 _MORE = 1.01  # less than this is no difference of memory
-_NOT_MEASURED = "Not measured yet."
-
-Row = Mapping[str, str]
 
 _PAGE = """\
 <!-- Written by `python benchmarks/kernels_table.py` from benchmarks/kernels.csv and
@@ -183,66 +186,6 @@ never holds a tensor of rows x categories. Memory is beyond inputs, output and a
 """
 
 
-class Results(NamedTuple):
-    """What is stored."""
-
-    rows: list[Row]
-    digest: str
-
-    def of(self, section: str) -> list[Row]:
-        """The rows of a section, in the order they were measured."""
-        return [row for row in self.rows if row["section"] == section]
-
-
-def read(folder: Path) -> Results:
-    """Both files, or as much of them as there is."""
-    rows: list[Row] = []
-    digest = hashlib.sha256()
-    for name in (RESULTS, EFFICIENCY):
-        if (path := folder / name).exists():
-            digest.update(path.read_bytes())
-            with path.open(newline="", encoding="utf-8") as file:
-                rows += csv.DictReader(file)
-    return Results(rows, digest.hexdigest())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
-    parser.add_argument("--preview", type=Path, metavar="DIR", help="read and write there instead")
-    options = parser.parse_args(arguments)
-    results = read(options.preview or STORED)
-    page_path, pictures = PAGE, PICTURES
-    if options.preview:
-        page_path, pictures = options.preview / PAGE.name, options.preview / "assets"
-    if options.check:
-        stale = stale_files(results, page_path, pictures)
-        for path in stale:
-            print(f"{relative(path)} is not current: run python benchmarks/kernels_table.py")
-        return 1 if stale else 0
-    page_path.write_text(page(results), encoding="utf-8")
-    for path in (page_path, *draw(results, pictures)):
-        print(f"written: {relative(path)}")
-    return 0
-
-
-def stale_files(results: Results, page_path: Path, pictures: Path) -> list[Path]:
-    """What does not follow from the results. A picture says which numbers it shows."""
-    current = page_path.exists() and page_path.read_text(encoding="utf-8") == page(results)
-    stale = [] if current else [page_path]
-    if results.of("large"):
-        for path in (pictures / FLOOR_PICTURE, pictures / MEMORY_PICTURE):
-            if not path.exists() or results.digest.encode() not in path.read_bytes():
-                stale.append(path)
-    return stale
-
-
-def relative(path: Path) -> Path:
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-
-
 # the page
 
 
@@ -251,9 +194,11 @@ def page(results: Results) -> str:
     large, small = results.of("large"), results.of("small")
     pace = kernels.FULL_PACE
     return _PAGE.format(
-        provenance=provenance_table(results),
+        provenance=pages.provenance_table(
+            row for row in results.rows if row.get("source", "this run") == "this run"
+        ),
         targets=targets_table(results),
-        losses=bullets(losses(results)) or ("Nowhere." if results.rows else _NOT_MEASURED),
+        losses=bullets(losses(results)) or ("Nowhere." if results.rows else NOT_MEASURED),
         headline=or_missing(headline_table(large), large),
         pictures=pictures_block(large),
         torch_path=TORCH_PATH,
@@ -301,33 +246,6 @@ def page(results: Results) -> str:
     )
 
 
-def provenance_table(results: Results) -> str:
-    """One line for each run; sections may come from several."""
-    runs: dict[tuple[str, ...], list[str]] = {}
-    for row in results.rows:
-        if row.get("source", "this run") != "this run":
-            continue
-        changes = " with uncommitted changes" if row["uncommitted_changes"] == "yes" else ""
-        bandwidth = f"{tera(row['copy_bandwidth'])}, at the end {tera(row['copy_bandwidth_end'])}"
-        about = {
-            "date": row["date"],
-            "GPU": row["gpu"],
-            "copy bandwidth": bandwidth,
-            "Python, torch, Triton": f"{row['python']}, {row['torch']}, {row['triton']}",
-            "PyPI `reinmax`": row["reinmax"],
-            "discretegrad": f"{row['discretegrad']}, commit {row['commit']}{changes}",
-            "command": f"`{row['command']}`",
-        }
-        sections = runs.setdefault(tuple(about.items()), [])
-        if row["section"] not in sections:
-            sections.append(row["section"])
-    tables = []
-    for about, sections in runs.items():
-        which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
-        tables.append(markdown(["", ""], [*which, *map(list, about)]))
-    return "\n\n".join(tables) or _NOT_MEASURED
-
-
 def targets_table(results: Results) -> str:
     lines = []
     for target in TARGETS:
@@ -338,8 +256,7 @@ def targets_table(results: Results) -> str:
                 *judged(target, results.rows),
             ]
         )
-    met = sum(line[-1] == "met" for line in lines)
-    return f"{met} of {len(lines)} met.\n\n" + markdown(["", "target", "measured", ""], lines)
+    return pages.targets_table(lines)
 
 
 def judged(target: Target, rows: Sequence[Row]) -> tuple[str, str]:
@@ -348,15 +265,7 @@ def judged(target: Target, rows: Sequence[Row]) -> tuple[str, str]:
     row = next(
         (r for r in rows if tuple(r[c] for c in ("section", *_CASE, "provider")) == key), None
     )
-    if row is None or (row["status"] == "ok" and not row[target.column]):
-        return "", "not measured"
-    if row["status"] != "ok":
-        return row["status"], "**missed**"
-    value = float(row[target.column])
-    verdict = "met" if target.is_met(value) else "**missed**"
-    if target.is_least:
-        return ratio(row, target.column), verdict
-    return short(value / target.unit), verdict
+    return pages.judged(target, row, lambda row: short(float(row[target.column]) / target.unit))
 
 
 _CASE = ("case", "dtype", "mode")
@@ -451,7 +360,7 @@ def by_case(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
             lines = [[f"`{name}`", *(cells.get((name, *case), "") for case in cases)]
                      for name in names]  # fmt: skip
             tables += [markdown([dtype, *headings], lines)] if lines else []
-    return "\n\n".join(tables) or _NOT_MEASURED
+    return "\n\n".join(tables) or NOT_MEASURED
 
 
 def floor_cell(row: Row) -> str:
@@ -508,7 +417,7 @@ def simple_tables(rows: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]
             for row in group
         ]
         tables.append(markdown([f"{case} {dtype}", *cells], lines))
-    return "\n\n".join(tables) or _NOT_MEASURED
+    return "\n\n".join(tables) or NOT_MEASURED
 
 
 def efficiency_tables(rows: Sequence[Row]) -> str:
@@ -524,7 +433,7 @@ def efficiency_tables(rows: Sequence[Row]) -> str:
             for method in METHODS
         ]
         tables.append(markdown([problem, "published", "plain", "ours", "ours vs plain"], lines))
-    return "\n\n".join(tables) or _NOT_MEASURED
+    return "\n\n".join(tables) or NOT_MEASURED
 
 
 def epoch(row: Row) -> str:
@@ -562,68 +471,14 @@ def pictures_block(rows: Sequence[Row]) -> str:
 
 
 def or_missing(text: str, rows: Sequence[Row]) -> str:
-    return text if rows else _NOT_MEASURED
-
-
-# words and numbers
-
-
-def seconds(row: Row) -> str:
-    """The median time in the unit that suits it."""
-    if row["status"] != "ok":
-        return row["status"]
-    value = float(row["seconds"])
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= unit or name == "µs":
-            break
-    return f"{three_digits(value / unit)} {name}"
-
-
-def ratio(row: Row, quantity: str) -> str:
-    """Median with its spread, as in ``6.81x (6.52-7.13)``; nothing if it was not measured."""
-    if not row[quantity]:
-        return ""
-    median, low, high = (short(row[quantity + suffix]) for suffix in ("", "_p20", "_p80"))
-    return f"{median}x ({low}-{high})"
-
-
-def short(value: object) -> str:
-    """Two or three digits; nothing if it was not measured."""
-    if value == "":
-        return ""
-    number = float(str(value))
-    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def size(value: object) -> str:
-    """Bytes in the unit that suits them; nothing if they were not measured."""
-    if value == "":
-        return ""
-    number = float(str(value))
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= unit:
-            return f"{three_digits(number / unit)} {name}"
-    return f"{number:.0f} bytes"
-
-
-def three_digits(number: float) -> str:
-    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
-
-
-def tera(value: str) -> str:
-    return f"{float(value) / 1e12:.3f} TB/s" if value else "not measured"
-
-
-def bullets(items: Sequence[str]) -> str:
-    return "\n".join(textwrap.fill(f"- {item}", 100, subsequent_indent="  ") for item in items)
-
-
-def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(headings)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+    return text if rows else NOT_MEASURED
 
 
 # the pictures
+
+
+def pictures(results: Results) -> list[str]:
+    return [FLOOR_PICTURE, MEMORY_PICTURE] if results.of("large") else []
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -677,6 +532,20 @@ def bars(rows: Sequence[Row], quantity: str, label: str, line: float, text: str)
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False,
                   fontsize="x-small")  # fmt: skip
     return figure
+
+
+PAGE = Page(
+    "benchmarks/kernels_table.py",
+    ROOT / "docs" / "kernel-benchmarks.md",
+    (RESULTS, EFFICIENCY),
+    page,
+    pictures,
+    draw,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return PAGE.main(__doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What the benchmarks share: memory on a CPU, spreads, the file of results, ReinMax's formula."""
+"""What the benchmarks share: options, memory on a CPU, spreads, targets, the file of results."""
 
+import argparse
 import csv
 import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,59 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import provenance
+
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "benchmarks"
+QUICK_OUTPUT = ROOT / "output" / "benchmarks"
+
+
+def add_sections_argument(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
+    sections = list(sections)
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=sections,
+        default=sections,
+        metavar="SECTION",
+        help=f"sections to measure, of {', '.join(sections)} (default: all)",
+    )
+
+
+def add_commit_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--commit",
+        metavar="HASH",
+        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
+    )
+
+
+def about_commit(given: str | None) -> dict[str, str]:
+    """The commit that was given, or what git says."""
+    commit = given or provenance.commit()
+    changes = "yes" if not given and provenance.has_changes() else "no"
+    return {
+        "commit": commit,
+        "uncommitted_changes": "unknown" if commit == "unknown" else changes,
+    }
+
+
+class Promise:
+    """What every target is: a limit, and on which side of it a number should be."""
+
+    column: str
+    limit: float
+    unit: float
+    """What a limit of 1 is in the results."""
+
+    @property
+    def is_least(self) -> bool:
+        """Whether more is better."""
+        return self.column.startswith("speedup")
+
+    def is_met(self, value: float) -> bool:
+        """Whether the number keeps the promise."""
+        value /= self.unit
+        return value >= self.limit if self.is_least else value <= self.limit
 
 
 def peak_bytes_on_cpu(step: Callable[[], object]) -> int:
@@ -59,6 +113,20 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     provenance.write_whole(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def merged(
+    path: Path, order: Sequence[str], section: str, rows: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The new rows of a section with the stored ones of the others, in the order of sections."""
+    stored = read_csv(path) if path.exists() else []
+    kept = [row for row in stored if row["section"] != section]
+    return sorted([*kept, *rows], key=lambda row: order.index(row["section"]))
 
 
 def reinmax_formula(logits: Tensor, g: Tensor, z: Tensor, tau: float) -> Tensor:

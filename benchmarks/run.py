@@ -29,7 +29,8 @@ from pathlib import Path
 
 import table
 import torch
-from measure import peak_bytes_on_cpu, provenance, spread, write_csv
+from measure import QUICK_OUTPUT, peak_bytes_on_cpu, provenance, spread, write_csv
+from pages import ratio, relative
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -38,8 +39,6 @@ import cases as cases_module
 import discretegrad
 from cases import CASES, PROVIDERS, PYPI, TORCH, Case, Inputs, Provider, forward_backward
 
-ROOT = Path(__file__).resolve().parents[1]
-QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "results.csv"
 BLOCK_SECONDS = 0.25  # a block ends early once it has taken this long
 SLOW_SECONDS = 1.0  # a sampler that takes longer a call ...
 SLOW_ROUNDS = 3  # ... is timed in this many rounds, one call each
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if options.render:
         for path in table.write_all():
-            console.print(f"written: {table.relative(path)}")
+            console.print(f"written: {relative(path)}")
         return 0
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -83,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "times as fast as the baseline, median and 20th to 80th percentile; memory in "
         "tensors of the logits' size beyond the inputs"
     )
-    console.print(f"written: {table.relative(options.output)}")
+    console.print(f"written: {relative(options.output)}")
     if options.output == table.RESULTS:
         for path in table.write_all():
-            console.print(f"written: {table.relative(path)}")
+            console.print(f"written: {relative(path)}")
     else:
         console.print("The pages show benchmarks/results.csv, so they stay as they are.")
     return 0
@@ -134,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.shapes = [case.name for case in CASES if case.shape[0] * case.shape[1] < 10**5]
     if options.output is None:
         full = options.shapes == names and not options.quick
-        options.output = table.RESULTS if full else QUICK_OUTPUT
+        options.output = table.RESULTS if full else QUICK_OUTPUT / "results.csv"
     options.output = options.output.resolve()
     options.command = " ".join(
         ["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)]
@@ -287,8 +286,8 @@ def summary(rows: Sequence[Row]) -> list[Table]:
                 shown[shape].add_column(heading, justify="right", no_wrap=True)
         shown[shape].add_row(
             str(row["provider"]).removesuffix("(hard=True)"),
-            table.ratio(row, "speedup_torch"),
-            table.ratio(row, "speedup_pypi"),
+            ratio(row, "speedup_torch"),
+            ratio(row, "speedup_pypi"),
             f"{float(row['peak_extra_tensors']):.1f}",
         )
     return list(shown.values())

@@ -40,7 +40,6 @@ Without a GPU, in seconds, to see whether it runs:
 """
 
 import argparse
-import csv
 import io
 import itertools
 import math
@@ -60,8 +59,6 @@ from unittest import mock
 
 import torch
 from kernels import (
-    QUICK_OUTPUT,
-    STORED,
     RedGate,
     Setup,
     Unavailable,
@@ -73,7 +70,16 @@ from kernels import (
     plain_reinmax,
     release,
 )
-from measure import spread, write_csv
+from measure import (
+    QUICK_OUTPUT,
+    STORED,
+    Promise,
+    add_commit_argument,
+    add_sections_argument,
+    merged,
+    spread,
+    write_csv,
+)
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -186,7 +192,7 @@ def named(run: Run) -> str:
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Promise):
     """A promise about one number of the results."""
 
     section: str
@@ -197,17 +203,6 @@ class Target:
     says: str
     """The promise in words, with the limit in place of {}."""
     unit: float = 1.0
-    """What a limit of 1 is in the results."""
-
-    @property
-    def is_least(self) -> bool:
-        """Whether more is better."""
-        return self.column == "speedup"
-
-    def is_met(self, value: float) -> bool:
-        """Whether the number keeps the promise."""
-        value /= self.unit
-        return value >= self.limit if self.is_least else value <= self.limit
 
 
 def _targets() -> Iterator[Target]:
@@ -689,16 +684,6 @@ def shown(row: Row) -> str:
     return f"{where}: {row['seconds'] * 1e6:.2f} us a run-step{speedup}{memory}{start}"
 
 
-def merged(path: Path, section: str, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """The new rows of a section with the stored ones of the others."""
-    kept: list[Mapping[str, Any]] = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.DictReader(file) if row["section"] != section]
-    order = list(SECTIONS)
-    return sorted([*kept, *rows], key=lambda row: order.index(row["section"]))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     begin = time.perf_counter()
@@ -737,7 +722,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_section(folder: Path, section: str, rows: Sequence[Row]) -> None:
-    write_csv(folder / RESULTS, merged(folder / RESULTS, section, rows))
+    path = folder / RESULTS
+    write_csv(path, merged(path, list(SECTIONS), section, rows))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -746,14 +732,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=list(SECTIONS),
-        default=list(SECTIONS),
-        metavar="SECTION",
-        help=f"sections to measure, of {', '.join(SECTIONS)} (default: all)",
-    )
+    add_sections_argument(parser, SECTIONS)
     pixels = parser.add_mutually_exclusive_group()
     pixels.add_argument(
         "--data",
@@ -789,11 +768,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"folder of {RESULTS} (default: benchmarks for a measurement, output/benchmarks for "
         "a rehearsal)",
     )
-    parser.add_argument(
-        "--commit",
-        metavar="HASH",
-        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
-    )
+    add_commit_argument(parser)
     options = parser.parse_args(arguments)
     if options.output is None:
         options.output = QUICK_OUTPUT if options.quick else STORED

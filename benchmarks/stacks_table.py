@@ -8,37 +8,33 @@ Source: benchmarks/stacks.csv (python benchmarks/stacks.py). What is not in it i
 measured.
 """
 
-import argparse
-import csv
-import hashlib
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+import pages
 import stacks
-from kernels import ROOT, STORED
-from kernels_table import (
+from matplotlib.figure import Figure
+from measure import ROOT
+from pages import (
+    NOT_MEASURED,
+    Page,
+    Results,
     Row,
     bullets,
     markdown,
     ratio,
-    relative,
     seconds,
     short,
     size,
     tera,
     three_digits,
 )
-from matplotlib.figure import Figure
 from stacks import FIVE, FULL, PLAIN, RESULTS, STACK, TARGETS, Target
 
-PAGE = ROOT / "docs" / "stack-benchmarks.md"
-PICTURES = ROOT / "docs" / "assets"
 PICTURE = "stack_scaling.png"
 COLOURS = {STACK: "#0072B2", FIVE: "#D55E00", PLAIN: "#000000", "floor": "#888888"}
 _SHARED = 1.1  # several estimators that take less than this many times as long cost nothing
-_NOT_MEASURED = "Not measured yet."
 
 _PAGE = """\
 <!-- Written by `python benchmarks/stacks_table.py` from benchmarks/stacks.csv. Do not edit. -->
@@ -118,60 +114,6 @@ is left out on both sides.
 """
 
 
-class Results(NamedTuple):
-    """What is stored."""
-
-    rows: list[Row]
-    digest: str
-
-    def of(self, section: str) -> list[Row]:
-        """The rows of a section, in the order they are stored."""
-        return [row for row in self.rows if row["section"] == section]
-
-
-def read(folder: Path) -> Results:
-    """The file, if there is one."""
-    path = folder / RESULTS
-    if not path.exists():
-        return Results([], "")
-    with path.open(newline="", encoding="utf-8") as file:
-        return Results(list(csv.DictReader(file)), hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
-    parser.add_argument("--preview", type=Path, metavar="DIR", help="read and write there instead")
-    options = parser.parse_args(arguments)
-    results = read(options.preview or STORED)
-    page_path, pictures = PAGE, PICTURES
-    if options.preview:
-        page_path, pictures = options.preview / PAGE.name, options.preview / "assets"
-    if options.check:
-        stale = stale_files(results, page_path, pictures)
-        for path in stale:
-            print(f"{relative(path)} is not current: run python benchmarks/stacks_table.py")
-        return 1 if stale else 0
-    page_path.write_text(page(results), encoding="utf-8")
-    for path in (page_path, *draw(results, pictures)):
-        print(f"written: {relative(path)}")
-    return 0
-
-
-def stale_files(results: Results, page_path: Path, pictures: Path) -> list[Path]:
-    """What does not follow from the results. The picture says which numbers it shows."""
-    current = page_path.exists() and page_path.read_text(encoding="utf-8") == page(results)
-    stale = [] if current else [page_path]
-    path = pictures / PICTURE
-    if measured(results.of("vae")) and (
-        not path.exists() or results.digest.encode() not in path.read_bytes()
-    ):
-        stale.append(path)
-    return stale
-
-
 def measured(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["status"] == "ok"]
 
@@ -183,9 +125,9 @@ def page(results: Results) -> str:
     """The page of the documentation."""
     vae = results.of("vae")
     return _PAGE.format(
-        provenance=provenance_table(results),
+        provenance=pages.provenance_table(results.rows),
         targets=targets_table(results),
-        losses=bullets(losses(results)) or ("Nowhere." if results.rows else _NOT_MEASURED),
+        losses=bullets(losses(results)) or ("Nowhere." if results.rows else NOT_MEASURED),
         draws=FULL.draws,
         picture=f"\n![Time of a run-step](assets/{PICTURE})\n" if measured(vae) else "",
         vae=race_table(vae),
@@ -199,31 +141,6 @@ def page(results: Results) -> str:
     )
 
 
-def provenance_table(results: Results) -> str:
-    """One table for each run of the benchmark; sections may come from several."""
-    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for row in results.rows:
-        changes = " with uncommitted changes" if row["uncommitted_changes"] == "yes" else ""
-        bandwidth = f"{tera(row['copy_bandwidth'])}, at the end {tera(row['copy_bandwidth_end'])}"
-        about = {
-            "date": row["date"],
-            "GPU": row["gpu"],
-            "copy bandwidth": bandwidth,
-            "Python, torch, Triton": f"{row['python']}, {row['torch']}, {row['triton']}",
-            "discretegrad": f"{row['discretegrad']}, commit {row['commit']}{changes}",
-            "images": row["images"],
-            "command": f"`{row['command']}`",
-        }
-        sections = runs.setdefault(tuple((k, v) for k, v in about.items() if v), [])
-        if row["section"] not in sections:
-            sections.append(row["section"])
-    tables = []
-    for found, sections in runs.items():
-        which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
-        tables.append(markdown(["", ""], [*which, *map(list, found)]))
-    return "\n\n".join(tables) or _NOT_MEASURED
-
-
 def targets_table(results: Results) -> str:
     lines = [
         [
@@ -233,8 +150,7 @@ def targets_table(results: Results) -> str:
         ]
         for target in TARGETS
     ]
-    met = sum(line[-1] == "met" for line in lines)
-    return f"{met} of {len(lines)} met.\n\n" + markdown(["", "target", "measured", ""], lines)
+    return pages.targets_table(lines)
 
 
 def judged(target: Target, rows: Sequence[Row]) -> tuple[str, str]:
@@ -243,14 +159,7 @@ def judged(target: Target, rows: Sequence[Row]) -> tuple[str, str]:
     row = next(
         (r for r in rows if (r["section"], r["case"], r["members"], r["provider"]) == key), None
     )
-    if row is None or (row["status"] == "ok" and not row[target.column]):
-        return "", "not measured"
-    if row["status"] != "ok":
-        return row["status"], "**missed**"
-    verdict = "met" if target.is_met(float(row[target.column])) else "**missed**"
-    if target.is_least:
-        return ratio(row, target.column), verdict
-    return interval(row, target.column, target.unit), verdict
+    return pages.judged(target, row, lambda row: interval(row, target.column, target.unit))
 
 
 def interval(row: Row, column: str, unit: float) -> str:
@@ -318,7 +227,7 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
 
 def race_table(rows: Sequence[Row]) -> str:
     if not rows:
-        return _NOT_MEASURED
+        return NOT_MEASURED
     plain = next(row for row in rows if row["provider"] == PLAIN)
     headings = ["", "members", "a run-step", "run-steps per second", "vs the plain loop"]
     with_floor = any(row["times_floor"] for row in rows)
@@ -365,7 +274,7 @@ def floor_text(rows: Sequence[Row]) -> str:
     """How many bytes these are, and how long they take."""
     row = next(iter(measured(rows)), None)
     if row is None:
-        return _NOT_MEASURED
+        return NOT_MEASURED
     parameters, floor, activations = (
         int(row[name]) for name in ("parameters", "floor_bytes", "activation_bytes")
     )
@@ -400,7 +309,7 @@ def cache_note(rows: Sequence[Row]) -> str:
 
 def overhead_table(rows: Sequence[Row]) -> str:
     if not rows:
-        return _NOT_MEASURED
+        return NOT_MEASURED
     headings = ["", "members", "epochs", "overhead", "the run", "training", "waiting to save"]
     headings += ["end", "all else"]
     lines = []
@@ -424,6 +333,10 @@ def overhead_table(rows: Sequence[Row]) -> str:
 
 
 # the picture
+
+
+def pictures(results: Results) -> list[str]:
+    return [PICTURE] if measured(results.of("vae")) else []
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -485,6 +398,20 @@ def scaling(rows: Sequence[Row]) -> Figure:
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize="small")
     return figure
+
+
+PAGE = Page(
+    "benchmarks/stacks_table.py",
+    ROOT / "docs" / "stack-benchmarks.md",
+    (RESULTS,),
+    page,
+    pictures,
+    draw,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return PAGE.main(__doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -35,18 +35,27 @@ from typing import Any, NamedTuple
 
 import steps_table
 import torch
-from measure import peak_bytes_on_cpu, provenance, spread, write_csv
+from measure import (
+    QUICK_OUTPUT,
+    about_commit,
+    add_commit_argument,
+    peak_bytes_on_cpu,
+    provenance,
+    read_csv,
+    spread,
+    write_csv,
+)
+from pages import relative
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from steps_table import BASELINE, F_ALONE, ROOT
+from steps_table import BASELINE, F_ALONE
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import discretegrad
 from discretegrad import ESTIMATORS, Estimator
 
-QUICK_OUTPUT = ROOT / "output" / "benchmarks" / "steps.csv"
 EVALUATIONS = 6  # of f in a step, by every estimator
 BLOCK_SECONDS = 0.25  # a block ends early once it has taken this long
 SLOW_SECONDS = 0.25  # an estimator whose step takes longer ...
@@ -613,8 +622,6 @@ def shares(seconds: Sequence[float], needed: Sequence[float]) -> list[float]:
 def about_run(options: argparse.Namespace) -> Row:
     """Where, with what and how this run was made."""
     is_gpu = options.device == "cuda"
-    commit = options.commit or provenance.commit()
-    changes = "yes" if not options.commit and provenance.has_changes() else "no"
     return {
         "device": options.device,
         "machine": torch.cuda.get_device_name() if is_gpu else provenance.cpu_name(),
@@ -625,8 +632,7 @@ def about_run(options: argparse.Namespace) -> Row:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "discretegrad": discretegrad.__version__,
-        "commit": commit,
-        "uncommitted_changes": "unknown" if commit == "unknown" else changes,
+        **about_commit(options.commit),
         "date": datetime.date.today().isoformat(),
         "command": options.command,
     }
@@ -661,13 +667,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if options.render:
         path = steps_table.write_page(steps_table.RESULTS, steps_table.PAGE)
-        console.print(f"written: {steps_table.relative(path)}")
+        console.print(f"written: {relative(path)}")
         return 0
     torch.set_num_threads(options.threads)
     problem = Problem(QUICK if options.quick else FULL, options.device)
     tiny = tiny_problem(options.device)
     pace = QUICK_PACE if options.quick else FULL_PACE
-    stored = steps_table.read(options.output) if options.output.exists() else []
+    stored = read_csv(options.output) if options.output.exists() else []
 
     columns = (
         TextColumn("{task.description}", justify="right"),
@@ -713,7 +719,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = steps_table.PAGE
     steps_table.write_page(options.output, page)
     for path in (options.output, page):
-        console.print(f"written: {steps_table.relative(path)}")
+        console.print(f"written: {relative(path)}")
     return 0
 
 
@@ -740,11 +746,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the CSV to write (default: benchmarks/steps.csv for a full run, from which the page "
         "is made; output/benchmarks/steps.csv for a quick one)",
     )
-    parser.add_argument(
-        "--commit",
-        metavar="HASH",
-        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
-    )
+    add_commit_argument(parser)
     parser.add_argument(
         "--render",
         action="store_true",
@@ -756,7 +758,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("expected a CUDA device for --device cuda, torch finds none")
     if options.output is None:
-        options.output = QUICK_OUTPUT if options.quick else steps_table.RESULTS
+        options.output = QUICK_OUTPUT / "steps.csv" if options.quick else steps_table.RESULTS
     options.output = options.output.resolve()
     # from the options, so that no path of this machine is recorded
     flags = ["--device cuda"] if options.device == "cuda" else []

@@ -1,21 +1,19 @@
 """The page about the costs of a step, from benchmarks/steps.csv (python benchmarks/steps.py)."""
 
-import csv
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from measure import ROOT, read_csv
+from pages import Row, bullets, markdown, ratio, short
+
 from discretegrad import ESTIMATORS
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "steps.csv"
 PAGE = ROOT / "docs" / "estimator-costs.md"
 BASELINE = "straight_through"
 F_ALONE = "f alone"
 TARGET = 0.25  # of the step, beyond the evaluations of f
 LOSS = 1.5  # times the time or memory of the baseline that need an explanation
-
-Row = Mapping[str, str]
 
 # estimators that f alone pays for: they need its values and nothing else
 REINFORCE_FAMILY = tuple(
@@ -137,17 +135,8 @@ of f per sample.
 
 
 def write_page(results: Path, page_path: Path) -> Path:
-    page_path.write_text(page(read(results)), encoding="utf-8")
+    page_path.write_text(page(read_csv(results)), encoding="utf-8")
     return page_path
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def relative(path: Path) -> Path:
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -249,28 +238,8 @@ def label(row: Row) -> str:
     return f"`{row['estimator']}`" + (f" {row['variant']}" if row["variant"] else "")
 
 
-def ratio(row: Mapping[str, object], quantity: str) -> str:
-    """Median with its spread, as in ``6.81x (6.52-7.13)``."""
-    median, low, high = (short(row[quantity + suffix]) for suffix in ("", "_p20", "_p80"))
-    return f"{median}x ({low}-{high})"
-
-
 def share(row: Mapping[str, object], quantity: str) -> str:
     """Median with its spread, as in ``12 % (10 to 14)``."""
     values = (float(str(row[quantity + suffix])) * 100 for suffix in ("", "_p20", "_p80"))
     median, low, high = (f"{value:.0f}".replace("-0", "0") for value in values)
     return f"{median} % ({low} to {high})"
-
-
-def short(value: object) -> str:
-    number = float(str(value))
-    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def bullets(items: Sequence[str]) -> str:
-    return "\n".join(textwrap.fill(f"- {item}", 100, subsequent_indent="  ") for item in items)
-
-
-def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(headings)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])

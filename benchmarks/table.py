@@ -9,12 +9,14 @@ registry of the library.
 """
 
 import argparse
-import csv
 import hashlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+
+from measure import ROOT, read_csv
+from pages import Row, markdown, ratio, relative, short
 
 import discretegrad
 from cases import CASES, PROVIDERS, PYPI, REINMAX, TARGETS, TORCH, Target
@@ -26,14 +28,11 @@ from discretegrad_lab.readings import NEAR, decimal, describe
 from discretegrad_lab.recipes import RECIPES
 from discretegrad_lab.report import VERDICTS, Entry, entries, section
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results.csv"
 DEMO = ROOT / "results" / "polynomial-headline"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "assets" / "polynomial-headline.png"
-
-Row = Mapping[str, str]
 
 _PAGE = """\
 <!-- Written by `python benchmarks/run.py` from benchmarks/results.csv. Do not edit. -->
@@ -133,7 +132,7 @@ def write_all() -> list[Path]:
 
 def generated() -> dict[Path, str]:
     """What every generated file should hold."""
-    rows = read(RESULTS)
+    rows = read_csv(RESULTS)
     readme = README.read_text(encoding="utf-8")
     blocks = {
         "estimators": estimators_block(),
@@ -153,15 +152,6 @@ def replace_block(text: str, name: str, block: str) -> str:
         raise ValueError(f"expected one pair of markers {begin.strip()!r} in README.md")
     before, rest = text.split(begin)
     return before + begin + block + rest[rest.index(end) :]
-
-
-def read(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def relative(path: Path) -> Path:
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -221,7 +211,7 @@ def losses(rows: Sequence[Row]) -> list[str]:
             baselines["speedup_pypi"] = PYPI
         for quantity, baseline in baselines.items():
             if float(row[quantity]) < 1:
-                where = f"{row['shape']} ({_short(row[quantity])}x)"
+                where = f"{row['shape']} ({short(row[quantity])}x)"
                 found.setdefault(f"{name} is slower than {label(baseline)}", []).append(where)
         needed = float(row["peak_extra_tensors"])
         limit = float(find(rows, TORCH, row["shape"])["peak_extra_tensors"])
@@ -433,17 +423,6 @@ def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
     return next(row for row in rows if (row["provider"], row["shape"]) == (provider, shape))
 
 
-def ratio(row: Mapping[str, object], quantity: str) -> str:
-    """Median with its spread, as in ``6.81x (6.52-7.13)``."""
-    median, low, high = (_short(row[quantity + suffix]) for suffix in ("", "_p20", "_p80"))
-    return f"{median}x ({low}-{high})"
-
-
-def _short(value: object) -> str:
-    number = float(str(value))
-    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
 def label(provider: str) -> str:
     if provider == TORCH:
         return "`F.gumbel_softmax`"
@@ -455,11 +434,6 @@ def wrapped(text: str) -> str:
     return "\n\n".join(
         textwrap.fill(part, 100, break_on_hyphens=False) for part in text.split("\n\n")
     )
-
-
-def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(headings)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
 
 
 if __name__ == "__main__":

@@ -1,46 +1,27 @@
 """The benchmark: it refuses wrong numbers, measures what it says, and its pages are current."""
 
-import importlib
 import itertools
 import re
 import shutil
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import discretegrad
+from benchmark_cases import scripts, seeded_and_on_one_thread
 from cases import SAMPLERS
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SMALL = ["3000x10", "400x8"]
+
+
+seeded_on_one_thread = pytest.fixture(autouse=True)(seeded_and_on_one_thread)
 
 
 @pytest.fixture(scope="module")
 def bench():
-    """The scripts as modules. They import each other by plain names, which tests use too."""
-    names = ("cases", "table", "run")
-    path, hidden = list(sys.path), {n: sys.modules.pop(n) for n in names if n in sys.modules}
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path[:] = path
-        for name in names:
-            sys.modules.pop(name, None)
-        sys.modules.update(hidden)
-
-
-@pytest.fixture(autouse=True)
-def seeded_on_one_thread():
-    torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with scripts(cases="cases", table="table", run="run") as loaded:
+        yield loaded
 
 
 @pytest.fixture
@@ -189,7 +170,7 @@ def test_the_demo_picture_is_shown(bench, page):
 
 
 def test_the_stored_results_cover_every_sampler_and_shape(bench):
-    rows = bench.table.read(bench.table.RESULTS)
+    rows = bench.table.read_csv(bench.table.RESULTS)
     measured = {(row["provider"], row["shape"]) for row in rows}
     assert measured == {
         (provider.name, case.name)
@@ -207,9 +188,9 @@ def test_a_quick_run_measures_and_leaves_the_stored_results_alone(bench, tmp_pat
     output = tmp_path / "results.csv"
     arguments = ["--quick", "--shapes", "400x8", "--threads", "1", "--output", str(output)]
     assert bench.run.main(arguments) == 0
-    rows = bench.table.read(output)
+    rows = bench.table.read_csv(output)
     assert [row["provider"] for row in rows] == [p.name for p in bench.cases.PROVIDERS]
-    assert list(rows[0]) == list(bench.table.read(bench.table.RESULTS)[0])
+    assert list(rows[0]) == list(bench.table.read_csv(bench.table.RESULTS)[0])
     for row in rows:
         assert float(row["seconds_p20"]) <= float(row["seconds"]) <= float(row["seconds_p80"])
         assert float(row["peak_extra_tensors"]) >= 2
@@ -316,12 +297,12 @@ def test_a_run_that_breaks_off_leaves_the_old_file_whole(bench, tmp_path):
     bench.run.write_csv(path, [{"provider": "old"}])
     with pytest.raises(ValueError, match="unknown"):
         bench.run.write_csv(path, [{"provider": "new"}, {"unknown": "column"}])
-    assert bench.table.read(path) == [{"provider": "old"}]
+    assert bench.table.read_csv(path) == [{"provider": "old"}]
 
 
 @pytest.fixture
 def stored_rows(bench):
-    return [dict(row) for row in bench.table.read(bench.table.RESULTS)]
+    return [dict(row) for row in bench.table.read_csv(bench.table.RESULTS)]
 
 
 def test_a_missed_target_and_a_loss_are_shown(bench, stored_rows):

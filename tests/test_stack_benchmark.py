@@ -4,12 +4,9 @@ Stored results come from ``python benchmarks/stacks.py`` on a machine with a GPU
 runs in miniature on the CPU, where stacks have no graphs.
 """
 
-import importlib
 import math
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +14,20 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
+from benchmark_cases import (
+    BENCHMARKS,
+    check_is_complete,
+    check_verdicts,
+    rehearse,
+    scripts,
+    written_page,
+)
 from discretegrad_lab.execute import Outcome
 from discretegrad_lab.noise import Noise
 from discretegrad_lab.tasks.vae import VaeTask
 from discretegrad_lab.trainer import Stack
 from oracles import one_thread
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-MODULES = ("stacks", "stacks_table", "kernels", "kernels_table")
 CPU = torch.device("cpu")
 # what sums of some hundred thousand float32 numbers in different orders may differ by
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -35,37 +38,21 @@ seeded_on_one_thread = pytest.fixture(autouse=True)(one_thread)
 
 @pytest.fixture(scope="module")
 def bench():
-    """The scripts as modules, which import each other by plain names."""
-    path, hidden = list(sys.path), {n: sys.modules.pop(n) for n in MODULES if n in sys.modules}
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        loaded = {name: importlib.import_module(name) for name in MODULES}
-        yield SimpleNamespace(
-            stacks=loaded["stacks"], table=loaded["stacks_table"], kernels=loaded["kernels"]
-        )
-    finally:
-        sys.path[:] = path
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(hidden)
+    with scripts(stacks="stacks", table="stacks_table", kernels="kernels") as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")
 def quick(bench, tmp_path_factory):
-    """A rehearsal of everything: its exit code, its folder, and whether it left the rest alone."""
+    """A rehearsal of everything."""
     torch.set_num_threads(1)
-    stored = [path for path in BENCHMARKS.iterdir() if path.suffix == ".csv"]
-    before = [path.read_bytes() for path in stored]
-    folder = tmp_path_factory.mktemp("quick")
-    arguments = ["--device", "cpu", "--quick", "--synthetic", "--limit", "600"]
-    code = bench.stacks.main([*arguments, "--output", str(folder)])
-    untouched = before == [path.read_bytes() for path in stored]
-    return SimpleNamespace(code=code, folder=folder, untouched=untouched)
+    arguments = ["--synthetic", "--limit", "600"]
+    return rehearse(bench.stacks.main, arguments, tmp_path_factory.mktemp("quick"))
 
 
 @pytest.fixture
 def results(bench, quick):
-    return bench.table.read(quick.folder)
+    return bench.table.PAGE.read(quick.folder)
 
 
 @pytest.fixture
@@ -399,17 +386,12 @@ def row_for(bench, target, value, status="ok"):
 
 def test_targets_are_met_or_missed(bench):
     for target in bench.stacks.TARGETS:
-        better = 1.01 if target.is_least else 0.99
-        limit = target.limit * target.unit
-        for value, verdict in (
-            (limit * better, "met"),
-            (limit, "met"),
-            (limit / better, "**missed**"),
-        ):
-            shown, judged = bench.table.judged(target, [row_for(bench, target, value)])
-            assert judged == verdict
-            assert shown
-        other = row_for(bench, target, limit) | {"members": "7"}
+
+        def judged(value, target=target):
+            return bench.table.judged(target, [row_for(bench, target, value)])
+
+        check_verdicts(target, judged)
+        other = row_for(bench, target, target.limit * target.unit) | {"members": "7"}
         red = row_for(bench, target, "", "red gate: it is wrong")
         assert bench.table.judged(target, [other, red]) == ("red gate: it is wrong", "**missed**")
         assert bench.table.judged(target, [row_for(bench, target, "")]) == ("", "not measured")
@@ -436,10 +418,7 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(ben
         ("vae", stacks.FIVE, 5),
     ]
     for row in results.rows:
-        assert row["status"] == "ok", row
-        for column in ("gpu", "torch", "python", "commit", "date", "command", "copy_bandwidth"):
-            assert row[column]
-        assert float(row["copy_bandwidth_end"]) > 0
+        check_is_complete(row)
         name = "overhead" if row["section"] == "overhead" else "seconds"
         low, middle, high = (float(row[name + suffix]) for suffix in ("_p20", "", "_p80"))
         assert low <= middle <= high
@@ -459,7 +438,7 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(ben
 def test_a_rehearsal_on_a_gpu(bench, tmp_path):
     arguments = ["--quick", "--synthetic", "--output", str(tmp_path)]
     assert bench.stacks.main(arguments) == 0
-    rows = bench.table.read(tmp_path).rows
+    rows = bench.table.PAGE.read(tmp_path).rows
     assert {row["gpu"] for row in rows} == {torch.cuda.get_device_name()}
     for row in rows:
         if row["section"] != "overhead":
@@ -471,7 +450,7 @@ def test_a_section_replaces_only_its_own_rows(bench, tmp_path):
     stacks.write_section(tmp_path, "vae", [{"section": "vae", "x": "old"}])
     stacks.write_section(tmp_path, "polynomial", [{"section": "polynomial", "x": "old"}])
     stacks.write_section(tmp_path, "vae", [{"section": "vae", "x": "new"}] * 2)
-    found = [(row["section"], row["x"]) for row in bench.table.read(tmp_path).rows]
+    found = [(row["section"], row["x"]) for row in bench.table.PAGE.read(tmp_path).rows]
     assert found == [("polynomial", "old"), ("vae", "new"), ("vae", "new")]
 
 
@@ -491,7 +470,7 @@ def test_a_section_that_breaks_off_costs_only_itself(bench, tmp_path, monkeypatc
     out = capsys.readouterr().out
     assert "overhead broke off" in out
     assert "polynomial, stack, 2 members: failed: it is broken" in out
-    assert [row["section"] for row in bench.table.read(tmp_path).rows] == ["polynomial"]
+    assert [row["section"] for row in bench.table.PAGE.read(tmp_path).rows] == ["polynomial"]
 
 
 @pytest.mark.parametrize(
@@ -538,10 +517,7 @@ def test_help_and_the_recorded_command(bench, capsys, monkeypatch):
 
 
 def test_the_page_is_current(bench):
-    stale = bench.table.stale_files(
-        bench.table.read(BENCHMARKS), bench.table.PAGE, bench.table.PICTURES
-    )
-    assert stale == [], "run python benchmarks/stacks_table.py"
+    assert bench.table.main(["--check"]) == 0, "run python benchmarks/stacks_table.py"
 
 
 def test_a_page_of_nothing_says_so(bench, tmp_path):
@@ -564,19 +540,11 @@ def test_a_page_shows_what_there_is(bench, results):
 
 
 def test_the_page_and_its_picture_follow_from_the_results(bench, quick, results, capsys):
-    preview = ["--preview", str(quick.folder)]
-    assert bench.table.main([*preview]) == 0
-    assert bench.table.main([*preview, "--check"]) == 0
-    text = (quick.folder / "stack-benchmarks.md").read_text(encoding="utf-8")
+    text = written_page(bench.table, quick.folder, bench.table.PICTURE, capsys)
     assert "Not measured yet." not in text
     assert max(len(line) for line in text.splitlines() if not line.startswith("|")) <= 100
     assert results.rows[0]["command"] in text
     assert f"(assets/{bench.table.PICTURE})" in text
-    (quick.folder / "assets" / bench.table.PICTURE).write_bytes(b"old")
-    (quick.folder / "stack-benchmarks.md").write_text("old")
-    capsys.readouterr()
-    assert bench.table.main([*preview, "--check"]) == 1
-    assert capsys.readouterr().out.count("is not current") == 2
 
 
 def faster(results):

@@ -3,48 +3,30 @@
 Stored results come from ``python benchmarks/steps.py``, on a quiet machine.
 """
 
-import importlib
 import itertools
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import discretegrad
+from benchmark_cases import BENCHMARKS, scripts, seeded_and_on_one_thread
 from discretegrad import ESTIMATORS
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FAMILY = ("reinforce", "leave_one_out", "disarm", "arms", "disarm_tree")
 LEARNED = ("muprop", "double_cv", "rodeo", "rebar", "relax")
-MODULES = ("steps_table", "steps")
+
+
+seeded_on_one_thread = pytest.fixture(autouse=True)(seeded_and_on_one_thread)
 
 
 @pytest.fixture(scope="module")
 def bench():
-    """The scripts as modules, which import each other by plain names."""
-    path, hidden = list(sys.path), {n: sys.modules.pop(n) for n in MODULES if n in sys.modules}
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        loaded = {name: importlib.import_module(name) for name in MODULES}
-        yield SimpleNamespace(table=loaded["steps_table"], steps=loaded["steps"])
-    finally:
-        sys.path[:] = path
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(hidden)
-
-
-@pytest.fixture(autouse=True)
-def seeded_on_one_thread():
-    torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with scripts(table="steps_table", steps="steps") as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +52,7 @@ def quick(bench, tmp_path_factory):
 
 @pytest.fixture
 def rows(bench, quick):
-    return bench.table.read(quick.output)
+    return bench.table.read_csv(quick.output)
 
 
 def provider(bench, problem, name, vectorize=False):
@@ -374,7 +356,7 @@ def test_a_quick_run_on_a_gpu(bench, tmp_path):
     output = tmp_path / "steps.csv"
     arguments = ["--quick", "--device", "cuda", "--output", str(output)]
     assert bench.steps.main(arguments) == 0
-    rows = bench.table.read(output)
+    rows = bench.table.read_csv(output)
     assert {row["machine"] for row in rows} == {torch.cuda.get_device_name()}
     assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) > 0 for row in rows)
 
@@ -398,7 +380,7 @@ def test_a_run_keeps_the_rows_of_other_devices(bench, rows, tmp_path):
     output = tmp_path / "steps.csv"
     bench.steps.write_csv(output, [row | {"device": "cuda"} for row in rows])
     assert bench.steps.main(["--quick", "--threads", "1", "--output", str(output)]) == 0
-    found = bench.table.read(output)
+    found = bench.table.read_csv(output)
     assert [row["device"] for row in found] == ["cpu"] * len(rows) + ["cuda"] * len(rows)
     assert found[len(rows) :] == [row | {"device": "cuda"} for row in rows]
     text = output.with_suffix(".md").read_text(encoding="utf-8")
@@ -411,7 +393,7 @@ def test_a_run_that_breaks_off_leaves_the_old_file_whole(bench, tmp_path):
     bench.steps.write_csv(path, [{"provider": "old"}])
     with pytest.raises(ValueError, match="unknown"):
         bench.steps.write_csv(path, [{"provider": "new"}, {"unknown": "column"}])
-    assert bench.table.read(path) == [{"provider": "old"}]
+    assert bench.table.read_csv(path) == [{"provider": "old"}]
 
 
 def test_help_and_wrong_arguments(bench, capsys, monkeypatch):
@@ -444,12 +426,12 @@ def test_it_runs_without_the_packages_that_other_benchmarks_compare_with():
 
 
 def test_the_page_is_current(bench):
-    text = bench.table.page(bench.table.read(bench.table.RESULTS))
+    text = bench.table.page(bench.table.read_csv(bench.table.RESULTS))
     assert bench.table.PAGE.read_text(encoding="utf-8") == text, "run benchmarks/steps.py --render"
 
 
 def test_the_stored_results_cover_everything_at_full_size(bench, rows):
-    stored = bench.table.read(bench.table.RESULTS)
+    stored = bench.table.read_csv(bench.table.RESULTS)
     everything = {(row["provider"], row["vectorize"]) for row in rows}
     devices = {row["device"] for row in stored}
     assert "cpu" in devices
