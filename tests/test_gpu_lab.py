@@ -7,11 +7,10 @@ import discretegrad
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab import compilation, trainer
 from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.data import Images
 from discretegrad_lab.estimators import ESTIMATORS
 from discretegrad_lab.noise import Noise
-from discretegrad_lab.tasks.vae import VaeTask
 from discretegrad_lab.trainer import Stack
+from lab_cases import use_small_images
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,16 +38,7 @@ def polynomial(estimator, **fields):
 @pytest.fixture
 def images(monkeypatch):
     """A small data set instead of MNIST."""
-    generator = torch.Generator().manual_seed(0)
-    train, test = (
-        torch.randint(256, (n, 784), generator=generator, dtype=torch.uint8) for n in (400, 100)
-    )
-    whole = VaeTask.__init__
-
-    def small(self, runs, device, data=None):
-        whole(self, runs, device, images=Images(train, test))
-
-    monkeypatch.setattr(VaeTask, "__init__", small)
+    use_small_images(monkeypatch, 400, 100)
 
 
 def vae(estimator, **fields):
@@ -133,8 +123,18 @@ def test_numbers_of_a_member_do_not_depend_on_others():
     for _ in range(3):
         assert torch.equal(alone.uniform(5, 2)[0], together.uniform(5, 2)[1])
         assert torch.equal(alone.exponential(5)[0], together.exponential(5, members=slice(1, 2))[0])
+        assert alone.seeds()[0] == together.seeds()[1]
         alone.next_step()
         together.next_step()
+
+
+def test_draws_noise_and_seeds_have_their_own_numbers():
+    noise = Noise([7], "cuda")
+    noise.begin(0)
+    uniform = noise.uniform(3)
+    assert not torch.isclose(noise.exponential(3), -torch.log1p(-uniform)).any()
+    a, b, c = (uniform[0] * 2**21).long().tolist()
+    assert noise.seeds().item() not in (0, a | b << 21 | c << 42)
 
 
 @pytest.mark.parametrize("make", [polynomial, vae])

@@ -18,12 +18,12 @@ from discretegrad import _fused
 from discretegrad.kernels import categorical, gumbel_rao
 from discretegrad_lab import trainer
 from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.data import Images
 from discretegrad_lab.estimators import ESTIMATORS
 from discretegrad_lab.noise import Noise
 from discretegrad_lab.tasks.polynomial import PolynomialTask
 from discretegrad_lab.tasks.vae import VaeTask
 from discretegrad_lab.trainer import Stack
+from lab_cases import use_small_images
 
 SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
 PACKAGES = [str(Path(package.__file__).parent) for package in (discretegrad, discretegrad_lab)]
@@ -100,16 +100,7 @@ TASKS = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def images(monkeypatch):
     """A small data set instead of MNIST."""
-    generator = torch.Generator().manual_seed(0)
-    train, test = (
-        torch.randint(256, (n, 784), generator=generator, dtype=torch.uint8) for n in (40, 20)
-    )
-    whole = VaeTask.__init__
-
-    def small(self, runs, device, data=None):
-        whole(self, runs, device, images=Images(train, test))
-
-    monkeypatch.setattr(VaeTask, "__init__", small)
+    use_small_images(monkeypatch, 40, 20)
 
 
 @pytest.fixture

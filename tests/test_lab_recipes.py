@@ -34,9 +34,7 @@ def test_runs_are_complete_and_different(name):
     assert len(runs) == len(identities(name)) == count
     assert len({run.stack_key for run in runs}) == stacks
     assert recipe.cost.startswith(f"{count:,} runs of ")
-    steps = {
-        run.epochs * (run.steps_per_epoch if run.task == "polynomial" else 600) for run in runs
-    }
+    steps = {run.epochs * run.steps_per_epoch for run in runs}
     assert f" {steps.pop():,} steps" in recipe.cost
     assert not steps
     assert {run.estimator for run in runs} == set(recipe.estimators)

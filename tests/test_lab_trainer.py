@@ -126,6 +126,25 @@ def test_numbers_of_a_member_do_not_depend_on_others():
         assert torch.equal(alone.exponential(5)[0], together.exponential(5, members=slice(1, 2))[0])
 
 
+def test_seeds_of_members():
+    alone, together = Noise([7], CPU), Noise(range(1000), CPU)
+    found = []
+    for epoch in range(2):
+        for noise in (alone, together):
+            noise.begin(epoch)
+        for _ in range(2):
+            found.append(together.seeds())
+            assert alone.seeds()[0] == found[-1][7]
+    seeds = torch.stack(found)
+    assert seeds.dtype == torch.int64
+    assert len(seeds.unique()) == seeds.numel()
+    # every bit but that of the sign is a fair coin
+    ones = (seeds.flatten().unsqueeze(-1) >> torch.arange(64) & 1).sum(0)
+    assert ones[63] == 0
+    for count in ones[:63].tolist():
+        assert stats.binomtest(count, seeds.numel()).pvalue > LEVEL / 63
+
+
 def test_an_epoch_and_a_stream_have_their_own_numbers():
     noise = Noise([7], CPU)
     seen = []
@@ -384,8 +403,13 @@ def test_a_member_whose_parameters_are_not_finite_has_diverged(name):
     member = stack.runs.index(runs[1])
     with torch.no_grad():
         stack.task.parameters["logits"][member] = torch.nan
+    before = stack.state(member)
     metrics = [stack.advance() for _ in range(2)]
     assert stack.diverged[member] == 1
+    # what its estimator has learned is frozen too
+    for key, x in stack.state(member).items():
+        if key != "diverged":
+            torch.testing.assert_close(x, before[key], rtol=0, atol=0, equal_nan=True, msg=key)
     assert all(math.isnan(row["loss"][member]) for row in metrics)
     for other in set(range(3)) - {member}:
         assert stack.diverged[other] == -1
