@@ -128,6 +128,24 @@ def test_numbers_of_a_member_do_not_depend_on_others():
         together.next_step()
 
 
+@pytest.mark.parametrize(("shape", "repeats"), [((3, 128, 2), 256), ((5, 100, 30, 10), None)])
+def test_categories_are_those_of_the_numbers(shape, repeats):
+    noise = Noise(range(shape[0]), "cuda")
+    noise.begin(2)
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = 2 * torch.randn(shape, device="cuda", generator=generator)
+    index = noise.categories(logits, repeats=repeats)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    if repeats is not None:
+        cumulative = cumulative.unsqueeze(1)
+    uniform = noise.uniform(*index.shape[1:], 1)
+    # up to the rounding of a sum in float32
+    low, high = ((cumulative[..., :-1] <= uniform + side).sum(-1) for side in (-1e-6, 1e-6))
+    assert (low <= index).all()
+    assert (index <= high).all()
+    assert (low == high).float().mean() > 0.999
+
+
 def test_draws_noise_and_seeds_have_their_own_numbers():
     noise = Noise([7], "cuda")
     noise.begin(0)

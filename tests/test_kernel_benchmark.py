@@ -454,7 +454,10 @@ def test_a_rehearsal_on_a_gpu(bench, tmp_path):
     rows = bench.table.PAGE.read(tmp_path).rows
     assert {row["gpu"] for row in rows} == {torch.cuda.get_device_name()}
     eager = [row for row in rows if row["section"] == "small" and row["mode"] == "eager"]
-    assert all(int(row["launches_forward"]) > 0 for row in eager)
+    # PyPI reinmax may be missing
+    measured = [row for row in eager if row["status"] == "ok"]
+    assert any(row["provider"] == "reinmax" for row in measured)
+    assert all(int(row["launches_forward"]) > 0 for row in measured)
     assert {row["mode"] for row in rows if row["section"] == "small"} == {
         "eager",
         "graph",

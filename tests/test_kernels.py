@@ -239,6 +239,17 @@ def test_numbers_of_noise_draws(family, num_draws):
         check_case(case, *inputs(2, n), 0.7)
 
 
+@pytest.mark.parametrize("n", range(3, 26))
+def test_short_rows_in_one_block_or_two(n, launches):
+    case = BY_METHOD["categorical", "gumbel_rao"]
+    check_case(case, *inputs(3, n), 0.6)
+    check_case(case, *inputs(3, n), 1.0, mask=allowed_some(3, n))
+    sizes = {(c["BLOCK"], c["REST"]) for name, c, _ in launches if name.startswith("gumbel_rao")}
+    (size,) = sizes
+    # less than a third of it is empty
+    assert n <= sum(size) < 1.5 * n
+
+
 def strided(kind):
     """Logits and a gradient of shape (4, 6, 5) with unusual strides."""
     logits, g = inputs(4, 6, 5)
@@ -442,6 +453,7 @@ BRANCHES = {
         "HAS_MASK": {False, True},
         "HAS_TAU": {False, True},
         "SUMS_OWN": {False, True},
+        "REST": {0, 1},
     },
     "bernoulli_draw_kernel": {"HAS_MASK": {False, True}},
     "bernoulli_gradient_kernel": {
@@ -525,7 +537,7 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         z = discretegrad.gumbel_rao(normal(300).requires_grad_(), num_draws=1, backend="triton")
         z.sum().backward()
         seeds = torch.arange(2)
-        for n in (2, 3):
+        for n in (2, 3, 4):
             logits = normal(2, n).requires_grad_()
             discretegrad.gumbel_rao_seeded(logits, seeds, seeds, backend="triton").sum().backward()
     seen = defaultdict(set)

@@ -10,9 +10,9 @@ from scipy import stats
 
 import discretegrad
 import philox_reference as philox
-from discretegrad.kernels.uniform import fill
+from discretegrad.kernels.uniform import choose, fill
 from discretegrad_lab.config import Polynomial, Vae, load_run
-from discretegrad_lab.estimators import ESTIMATORS, Sampler, draw, in_order, repeated
+from discretegrad_lab.estimators import ESTIMATORS, Sampler, in_order, repeated
 from discretegrad_lab.noise import Noise, mixed
 from discretegrad_lab.tasks.polynomial import (
     _NETWORK_PARTS,
@@ -115,6 +115,26 @@ def test_the_kernel_gives_other_numbers_for_other_steps_and_purposes():
         seen += list(numbers)
     for one, two in itertools.combinations(seen, 2):
         assert (one == two).sum() < 3
+
+
+@pytest.mark.parametrize(("n", "rows"), [(1, 3), (2, 700), (3, 5), (10, 130), (64, 9), (300, 2)])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_kernel_chooses_the_categories_of_its_numbers(n, rows, repeats):
+    logits = 2 * torch.randn(2, rows, n, generator=torch.Generator().manual_seed(n))
+    logits[:, 0, : n // 2] = -torch.inf
+    seeds, step = torch.tensor([5, 2**62 + 3]), torch.tensor([9])
+    index, numbers = torch.full((2, repeats * rows), -1), torch.empty(2, repeats * rows)
+    choose(index, logits, seeds, step, 2)
+    fill(numbers, seeds, step, 2)
+    ends = logits.double().softmax(-1).cumsum(-1).repeat(1, repeats, 1)
+    lower, upper = (
+        torch.nn.functional.pad(ends, (1, 0)).gather(-1, index[..., None] + side).squeeze(-1)
+        for side in (0, 1)
+    )
+    # up to the rounding of a sum in float32
+    assert (lower - 1e-6 <= numbers).all()
+    assert (numbers < upper + 1e-6).all()
+    assert (logits.repeat(1, repeats, 1).gather(-1, index[..., None]) > -torch.inf).all()
 
 
 def test_numbers_of_a_member_do_not_depend_on_others():
@@ -315,7 +335,7 @@ def test_score_functions_are_those_of_the_library():
     losses = task.losses()
     actual = torch.autograd.grad(losses.sum(), [logits, *task.learned])
     task.begin_epoch(0)
-    index = draw(logits, task._noise, slice(None), 8)
+    index = task._noise.categories(logits, repeats=8)
     for member, one in enumerate(runs):
         leaf = logits[member].detach().requires_grad_()
 

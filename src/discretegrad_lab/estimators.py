@@ -84,10 +84,10 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Samples of the shape of the logits, (members, ..., categories)."""
-        return self.at(logits, draw(logits, self.noise, self.members))
+        return self.at(logits, self.noise.categories(logits, self.members))
 
     def at(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The samples of categories that ``draw`` has found."""
+        """The samples of categories that the noise has drawn."""
         # split, since the gradient of a slice is a whole tensor of mostly zeros
         pieces = logits.split([members.stop - members.start for _, members in self.groups])
         samples = [
@@ -124,19 +124,3 @@ class Sampler:
 def repeated(logits: Tensor, times: int) -> Tensor:
     """A view with each member's logits so many times, (members, times, ..., categories)."""
     return logits.unsqueeze(1).expand(-1, times, *logits.shape[1:])
-
-
-@torch.no_grad()
-def draw(logits: Tensor, noise: Noise, members: slice, repeats: int | None = None) -> Tensor:
-    """Categories of these members' variables, (members, ...) or (members, repeats, ...)."""
-    cumulative = logits.softmax(-1).cumsum(-1)
-    if repeats is not None:
-        cumulative = repeated(cumulative, repeats)
-    return category_at(cumulative, noise.uniform(*cumulative.shape[1:-1], 1, members=members))
-
-
-def category_at(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """The category where a cumulative sum passes ``uniform`` of its total, (...)."""
-    last = cumulative.shape[-1] - 1
-    threshold = uniform * cumulative[..., last:]
-    return (cumulative[..., :last] <= threshold).sum(-1)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _MASK = 2**64 - 1
+# what the numbers of a step are for
+_DRAWS, _EXPONENTIAL, _SEEDS = 0, 1, 2
 
 
 def mixed(*numbers: int) -> int:
@@ -52,7 +54,7 @@ class Noise:
         """Go on to numbers that were not used before."""
         self._step += 1
 
-    def uniform(self, *shape: int, members: slice = slice(None), purpose: int = 0) -> Tensor:
+    def uniform(self, *shape: int, members: slice = slice(None), purpose: int = _DRAWS) -> Tensor:
         """(members, *shape), float32, in [0, 1); of a step, other ones for every purpose."""
         keys = self._keys[members]
         numbers = torch.empty(len(keys), *shape, device=self.device)
@@ -65,13 +67,42 @@ class Noise:
                 row.uniform_(generator=generator)
         return numbers
 
+    @torch.no_grad()
+    def categories(
+        self, logits: Tensor, members: slice = slice(None), repeats: int | None = None
+    ) -> Tensor:
+        """Draw from the logits of these members, (members, ...) or (members, repeats, ...).
+
+        Args:
+            logits: float32, (members, ..., categories).
+            members: Whose logits they are.
+            repeats: How often to draw from each; without it once.
+        """
+        shape = logits.shape[1:-1] if repeats is None else (repeats, *logits.shape[1:-1])
+        keys, n = self._keys[members], logits.shape[-1]
+        if self.device.type == "cuda":
+            from discretegrad.kernels.uniform import LONGEST, choose
+
+            # torch's own running sum takes longer than a layer of a network
+            if n <= LONGEST:
+                index = torch.empty(len(keys), *shape, dtype=torch.int64, device=self.device)
+                rows = logits.reshape(len(keys), -1, n).contiguous()
+                choose(index.view(len(keys), -1), rows, keys, self._step, _DRAWS)
+                return index
+        cumulative = logits.softmax(-1).cumsum(-1)
+        if repeats is not None:
+            cumulative = cumulative.unsqueeze(1)
+        threshold = self.uniform(*shape, 1, members=members) * cumulative[..., n - 1 :]
+        return (cumulative[..., : n - 1] <= threshold).sum(-1)
+
     def exponential(self, *shape: int, members: slice = slice(None)) -> Tensor:
         """(members, *shape), float32, positive and finite."""
         # 1 - u is never 0, and where u is 0 the smallest number is as good as any
-        uniform = self.uniform(*shape, members=members, purpose=1)
+        uniform = self.uniform(*shape, members=members, purpose=_EXPONENTIAL)
         return (-torch.log1p(-uniform)).clamp_min(2.0**-25)
 
     def seeds(self, members: slice = slice(None)) -> Tensor:
         """(members,), int64 of 63 bits, for what makes its own numbers from a seed."""
-        low, middle, high = (self.uniform(3, members=members, purpose=2) * 2**21).long().unbind(1)
+        numbers = (self.uniform(3, members=members, purpose=_SEEDS) * 2**21).long()
+        low, middle, high = numbers.unbind(1)
         return low | middle << 21 | high << 42

@@ -12,7 +12,8 @@ four, and every word goes through a logarithm. The weights e need none at $\tau 
 
 A tile has three axes: rows, categories and groups of draws. Where rows are short, the threads of a
 warp lie along the groups: sums over a row then stay within a thread, and even a few rows keep many
-threads busy.
+threads busy. A block has a power of two of categories; where that would leave much of it empty, a
+short row lies in two blocks.
 
 Two categories need one noise draw, not two: the logarithm of the ratio of two exponentials is
 logistic, and the formulas are those of the Bernoulli kernel.
@@ -114,6 +115,27 @@ def _row_part(
 
 
 @triton.jit
+def _row_parts(
+    word, is_drawn, inverse_prob, h, offset,
+    rest_word, rest_is_drawn, rest_inverse_prob, rest_h, rest_offset,
+    rate, draw, num_draws, TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """The same where a row lies in two blocks."""
+    noise = exponential(word)
+    rest_noise = exponential(rest_word)
+    own_noise = tl.sum(tl.where(is_drawn, noise, 0.0), 1, keep_dims=True)
+    own_noise += tl.sum(tl.where(rest_is_drawn, rest_noise, 0.0), 1, keep_dims=True)
+    e = _weights(noise, own_noise, inverse_prob, rate, offset, TEMPERED)
+    rest = _weights(rest_noise, own_noise, rest_inverse_prob, rate, rest_offset, TEMPERED)
+    sum_e = tl.sum(e, 1, keep_dims=True) + tl.sum(rest, 1, keep_dims=True)
+    sum_eh = tl.sum(e * h, 1, keep_dims=True) + tl.sum(rest * rest_h, 1, keep_dims=True)
+    return (
+        _part(e, h, sum_e, sum_eh, draw, num_draws),
+        _part(rest, rest_h, sum_e, sum_eh, draw, num_draws),
+    )
+
+
+@triton.jit
 def _terms(
     logits, mask, gradient, column, n, in_rows, drawn, at_draw, top, total, rate,
     logits_column, mask_column, gradient_column, HAS_MASK: tl.constexpr, TEMPERED: tl.constexpr,
@@ -157,11 +179,12 @@ def _gradient_kernel(
     SPLIT: tl.constexpr, SEVERAL: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_TAU: tl.constexpr, TEMPERED: tl.constexpr,
     ONE_BLOCK: tl.constexpr, SUMS_OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,
+    REST: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The gradient for the logits of every row.
 
     ``SUMS_OWN`` finds the noise at the draw by a sum over the row instead of making it twice.
+    ``REST`` is the size of a second block for what of a row the first one does not hold, or 0.
     """
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None, None]
     in_rows = row < rows
@@ -191,25 +214,61 @@ def _gradient_kernel(
             logits_column, mask_column, gradient_column, HAS_MASK, TEMPERED,
         )  # fmt: skip
         gradients = tl.zeros((ROWS, BLOCK, GROUPS), tl.float32)
+        if REST:
+            rest_column = BLOCK + tl.arange(0, REST)[None, :, None]
+            rest_inside, rest_is_drawn, rest_inverse_prob, rest_offset, rest_h = _terms(
+                logits, mask, gradient, rest_column, n, in_rows, drawn, at_draw, row_top, row_total,
+                rate, logits_column, mask_column, gradient_column, HAS_MASK, TEMPERED,
+            )  # fmt: skip
+            rest_gradients = tl.zeros((ROWS, REST, GROUPS), tl.float32)
         for first in range(0, num_groups, GROUPS):
             group = (first + tl.arange(0, GROUPS))[None, None, :]
             draw = group * 4
             a, b, c, d = words(key, item, column, DRAWS + group)
-            own_a, own_b, own_c, own_d = a, b, c, d
-            if not SUMS_OWN:
-                own_a, own_b, own_c, own_d = words(key, item, drawn, DRAWS + group)
-            part = _row_part(a, own_a, is_drawn, inverse_prob, h, rate, offset, draw,
-                             num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
-            part += _row_part(b, own_b, is_drawn, inverse_prob, h, rate, offset, draw + 1,
-                              num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
-            part += _row_part(c, own_c, is_drawn, inverse_prob, h, rate, offset, draw + 2,
-                              num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
-            part += _row_part(d, own_d, is_drawn, inverse_prob, h, rate, offset, draw + 3,
-                              num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
-            gradients += part
+            if REST:
+                rest_a, rest_b, rest_c, rest_d = words(key, item, rest_column, DRAWS + group)
+                part_a, rest_part_a = _row_parts(
+                    a, is_drawn, inverse_prob, h, offset,
+                    rest_a, rest_is_drawn, rest_inverse_prob, rest_h, rest_offset,
+                    rate, draw, num_draws, TEMPERED,
+                )  # fmt: skip
+                part_b, rest_part_b = _row_parts(
+                    b, is_drawn, inverse_prob, h, offset,
+                    rest_b, rest_is_drawn, rest_inverse_prob, rest_h, rest_offset,
+                    rate, draw + 1, num_draws, TEMPERED,
+                )  # fmt: skip
+                part_c, rest_part_c = _row_parts(
+                    c, is_drawn, inverse_prob, h, offset,
+                    rest_c, rest_is_drawn, rest_inverse_prob, rest_h, rest_offset,
+                    rate, draw + 2, num_draws, TEMPERED,
+                )  # fmt: skip
+                part_d, rest_part_d = _row_parts(
+                    d, is_drawn, inverse_prob, h, offset,
+                    rest_d, rest_is_drawn, rest_inverse_prob, rest_h, rest_offset,
+                    rate, draw + 3, num_draws, TEMPERED,
+                )  # fmt: skip
+                gradients += part_a + part_b + part_c + part_d
+                rest_gradients += rest_part_a + rest_part_b + rest_part_c + rest_part_d
+            else:
+                own_a, own_b, own_c, own_d = a, b, c, d
+                if not SUMS_OWN:
+                    own_a, own_b, own_c, own_d = words(key, item, drawn, DRAWS + group)
+                part = _row_part(a, own_a, is_drawn, inverse_prob, h, rate, offset, draw,
+                                 num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
+                part += _row_part(b, own_b, is_drawn, inverse_prob, h, rate, offset, draw + 1,
+                                  num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
+                part += _row_part(c, own_c, is_drawn, inverse_prob, h, rate, offset, draw + 2,
+                                  num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
+                part += _row_part(d, own_d, is_drawn, inverse_prob, h, rate, offset, draw + 3,
+                                  num_draws, TEMPERED, SUMS_OWN)  # fmt: skip
+                gradients += part
         value = tl.sum(gradients, 2, keep_dims=True) * scale
         pointer = result + column.to(tl.int64) * result_column
         tl.store(pointer, value.to(result.dtype.element_ty), mask=inside)
+        if REST:
+            value = tl.sum(rest_gradients, 2, keep_dims=True) * scale
+            pointer = result + rest_column.to(tl.int64) * result_column
+            tl.store(pointer, value.to(result.dtype.element_ty), mask=rest_inside)
     else:
         running += _row_offset(row, inner, running_outer, running_inner, SPLIT)
         last = (tl.cdiv(n, BLOCK) - 1) * BLOCK
@@ -330,6 +389,8 @@ class Tiles(NamedTuple):
     """Rows of one program."""
     block: int
     """Categories that a program holds at once."""
+    rest: int
+    """The same of a second, smaller block, or 0."""
     groups: int
     """Groups of four draws that a program holds at once."""
     warps: int
@@ -339,14 +400,18 @@ class Tiles(NamedTuple):
 def tiles(n: int, num_draws: int, longest: int, long_block: int) -> Tiles:
     """Warps of 128 or 256 pairs of a category and a group, with as many rows as that takes."""
     if n > longest:
-        return Tiles(False, 1, long_block, 1, 16)
-    block = max(2, power_of_two(n))
+        return Tiles(False, 1, long_block, 0, 1, 16)
+    block, rest = max(2, power_of_two(n)), 0
+    # 10 categories are 8 and 2, not 16 of which 6 stay empty
+    if 2 < n <= 24 and power_of_two(n - block // 2) <= block // 4:
+        block //= 2
+        rest = power_of_two(n - block)
     # the threads of a warp along the groups as long as a thread has room for the row; from then on
     # along the row, which is how they load it
     groups = 32 if block <= 8 else 8 if block == 16 else 1
     groups = min(groups, power_of_two(-(-num_draws // 4)))
     rows = max(1, 128 // (block * groups))
-    return Tiles(True, rows, block, groups, max(1, block // 256))
+    return Tiles(True, rows, block, rest, groups, max(1, block // 256))
 
 
 def gradient(
@@ -434,6 +499,6 @@ def _plan(
     constants = (
         num_draws, rows // seeds, rows, n, inner, *places[0], *places[1], *places[2],
         *places[3][:2], *places[4], *places[5], inner != rows, seeds > 1, *flags, tile.one_block,
-        tile.warps == 1, tile.rows, tile.block, tile.groups,
+        tile.warps == 1, tile.rows, tile.block, tile.rest, tile.groups,
     )  # fmt: skip
     return Plan(_gradient_kernel, -(-rows // tile.rows), tile.warps, constants, copied)

@@ -1,25 +1,54 @@
-"""Uniform numbers for several independent seeds at once, at a step that is kept on the device."""
+"""Uniform numbers, and categories that they choose, for several independent seeds at once.
+
+The step that the numbers belong to is kept on the device, where a CUDA graph can advance it.
+"""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Plan, launch
+from .launch import Plan, launch, power_of_two
 from .philox import interleave, words
 
+LONGEST = 4096
+"""Rows of at most this many categories, which ``choose`` holds on chip."""
+
 _BLOCK = 1024
+
+
+@triton.jit
+def _uniform(seeds, step, member, first, purpose, BLOCK: tl.constexpr):
+    """The numbers of a member from ``first`` on, which is a multiple of 4."""
+    group = first // 4 + tl.arange(0, BLOCK // 4)
+    a, b, c, d = words(tl.load(seeds + member), group, tl.load(step), purpose)
+    # 24 bits, as many as float32 holds
+    return (interleave(a, b, c, d) >> 8).to(tl.float32) * (1.0 / 16777216.0)
 
 
 @triton.jit
 def _uniform_kernel(numbers, seeds, step, count, purpose, BLOCK: tl.constexpr):
     member = tl.program_id(0).to(tl.int64) // tl.cdiv(count, BLOCK)
     first = (tl.program_id(0) % tl.cdiv(count, BLOCK)).to(tl.int64) * BLOCK
-    group = first // 4 + tl.arange(0, BLOCK // 4)
-    a, b, c, d = words(tl.load(seeds + member), group, tl.load(step), purpose)
-    # 24 bits, as many as float32 holds
-    uniform = (interleave(a, b, c, d) >> 8).to(tl.float32) * (1.0 / 16777216.0)
     position = first + tl.arange(0, BLOCK)
+    uniform = _uniform(seeds, step, member, first, purpose, BLOCK)
     tl.store(numbers + member * count + position, uniform, mask=position < count)
+
+
+@triton.jit
+def _category_kernel(
+    index, logits, seeds, step, count, rows, n, purpose, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    member = tl.program_id(0).to(tl.int64) // tl.cdiv(count, ROWS)
+    first = (tl.program_id(0) % tl.cdiv(count, ROWS)).to(tl.int64) * ROWS
+    position = first + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    row = (member * rows + position % rows)[:, None]
+    x = tl.load(logits + row * n + column, mask=column < n, other=-float("inf"))
+    cumulative = tl.cumsum(tl.exp(x - tl.max(x, 1, keep_dims=True)), 1)
+    threshold = _uniform(seeds, step, member, first, purpose, ROWS) * tl.max(cumulative, 1)
+    passed = (cumulative <= threshold[:, None]) & (column < n - 1)
+    chosen = tl.sum(passed.to(tl.int64), 1)
+    tl.store(index + member * count + position, chosen, mask=position < count)
 
 
 def fill(numbers: Tensor, seeds: Tensor, step: Tensor, purpose: int) -> None:
@@ -35,3 +64,21 @@ def fill(numbers: Tensor, seeds: Tensor, step: Tensor, purpose: int) -> None:
     blocks = -(-count // _BLOCK)
     plan = Plan(_uniform_kernel, members * blocks, 4, (count, purpose, _BLOCK))
     launch(plan, [numbers, seeds, step])
+
+
+def choose(index: Tensor, logits: Tensor, seeds: Tensor, step: Tensor, purpose: int) -> None:
+    """Fill with categories: the running sum of probabilities passes what ``fill`` gives there.
+
+    Args:
+        index: int64, (members, count), contiguous; row m depends on seed m and its logits alone.
+        logits: float32, (members, rows, n), contiguous, with n at most ``LONGEST``; number i of
+            ``index`` is a category of row i modulo ``rows``.
+        seeds, step, purpose: As in ``fill``.
+    """
+    members, count = index.shape
+    _, rows, n = logits.shape
+    block = power_of_two(n)
+    at_once = max(4, _BLOCK // block)
+    constants = (count, rows, n, purpose, at_once, block)
+    plan = Plan(_category_kernel, members * -(-count // at_once), 4, constants)
+    launch(plan, [index, logits, seeds, step])

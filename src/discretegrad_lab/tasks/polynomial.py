@@ -15,7 +15,7 @@ import discretegrad
 from discretegrad.bernoulli import Rodeo, rodeo
 
 from ..config import Polynomial
-from ..estimators import ESTIMATORS, Sampler, draw, groups, repeated
+from ..estimators import ESTIMATORS, Sampler, groups, repeated
 from ..noise import Noise, mixed
 from ..optimisers import Optimiser
 
@@ -77,7 +77,7 @@ class PolynomialTask:
         logits = self.parameters["logits"]
         found = []
         if self._drawn.stop > 0:
-            index = draw(logits[self._drawn], self._noise, self._drawn, self._batch)
+            index = self._noise.categories(logits[self._drawn], self._drawn, self._batch)
         if self._sampler is not None:
             members = self._sampler.members
             samples = self._sampler.at(repeated(logits[members], self._batch), index[members])

@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from ..compilation import compiled, worth_compiling
 from ..config import TRAIN_IMAGES, Vae
 from ..data import Images, load_mnist
-from ..estimators import Sampler, category_at
+from ..estimators import Sampler
 from ..noise import Noise
 from ..stacked import generators, mlp
 
@@ -178,10 +178,8 @@ class VaeTask:
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Samples without a gradient; no estimator matters to their distribution."""
-        cumulative = logits.softmax(-1).cumsum(-1)
-        uniform = self._aside.uniform(*logits.shape[1:-1], 1)
+        index = self._aside.categories(logits)
         self._aside.next_step()
-        index = category_at(cumulative, uniform)
         return one_hot(index, self._categories).to(logits.dtype)
 
 
