@@ -150,6 +150,13 @@ def bullets(items: Sequence[str]) -> str:
     return "\n".join(textwrap.fill(f"- {item}", 100, subsequent_indent="  ") for item in items)
 
 
+def wrapped(text: str) -> str:
+    """Paragraphs in lines of at most 100 characters."""
+    return "\n\n".join(
+        textwrap.fill(part, 100, break_on_hyphens=False) for part in text.split("\n\n")
+    )
+
+
 def seconds(row: Row) -> str:
     """The median time in the unit that suits it."""
     if row["status"] != "ok":

@@ -1,22 +1,22 @@
 """Write every generated page and table again from what is stored, or check that they are current.
 
-    python benchmarks/table.py            write docs/benchmarks.md, the README's tables and picture
+    python benchmarks/table.py            write docs/benchmarks.md, docs/reproduction.md, the tables
+                                          of the README, and pictures
     python benchmarks/table.py --check    change nothing; fail if one of them is not current
 
-Sources: benchmarks/results.csv (python benchmarks/run.py), results/polynomial-headline
-(discretegrad run polynomial-headline, then discretegrad report polynomial-headline) and the
-registry of the library.
+Sources: benchmarks/results.csv (python benchmarks/run.py), the folders below results/ (discretegrad
+run RECIPE, then discretegrad report RECIPE) and the registry of the library.
 """
 
 import argparse
 import hashlib
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
+import reproduction
 from measure import ROOT, read_csv
-from pages import Row, markdown, ratio, relative, short
+from pages import PICTURES, Row, markdown, ratio, relative, short, wrapped
 
 import discretegrad
 from cases import CASES, PROVIDERS, PYPI, REINMAX, TARGETS, TORCH, Target
@@ -32,7 +32,6 @@ RESULTS = ROOT / "benchmarks" / "results.csv"
 DEMO = ROOT / "results" / "polynomial-headline"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
-PICTURE = ROOT / "docs" / "assets" / "polynomial-headline.png"
 
 _PAGE = """\
 <!-- Written by `python benchmarks/run.py` from benchmarks/results.csv. Do not edit. -->
@@ -111,8 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     if parser.parse_args(arguments).check:
         stale = [path for path, text in generated().items() if path.read_text("utf-8") != text]
-        if not picture_is_current():
-            stale.append(PICTURE)
+        stale += stale_pictures()
         for path in stale:
             print(f"{relative(path)} is not current: run python benchmarks/table.py")
         return 1 if stale else 0
@@ -127,7 +125,10 @@ def write_all() -> list[Path]:
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     # drawn again only for other curves: its bytes depend on the version of matplotlib
-    return [*texts, *([] if picture_is_current() else [draw_picture()])]
+    pictures = stale_pictures()
+    for path in pictures:
+        draw_picture(path)
+    return [*texts, *pictures]
 
 
 def generated() -> dict[Path, str]:
@@ -138,11 +139,12 @@ def generated() -> dict[Path, str]:
         "estimators": estimators_block(),
         "scores": scores_block(),
         "demo": demo_block(),
+        "reproduction": reproduction.readme_block(),
         "benchmark": benchmark_block(rows),
     }
     for name, block in blocks.items():
         readme = replace_block(readme, name, block)
-    return {PAGE: page(rows), README: readme}
+    return {PAGE: page(rows), reproduction.PAGE: reproduction.page(), README: readme}
 
 
 def replace_block(text: str, name: str, block: str) -> str:
@@ -401,22 +403,32 @@ def fingerprint(figures: Sequence[Figure]) -> str:
     return hashlib.sha256(repr([astuple(one) for one in figures]).encode()).hexdigest()
 
 
-def draw_picture() -> Path:
+def pictures() -> dict[Path, list[Figure]]:
+    """All pictures of stored curves, and what they show."""
+    found = {DEMO.name: demo_figures(), **reproduction.figures()}
+    return {PICTURES / f"{name}.png": figures for name, figures in found.items()}
+
+
+def draw_picture(path: Path) -> None:
     from discretegrad_lab.plots import draw
 
-    figures = demo_figures()
+    figures = pictures()[path]
     # the picture says which curves it shows
-    draw(figures, PICTURE, metadata={"Source": fingerprint(figures)})
-    return PICTURE
+    draw(figures, path, metadata={"Source": fingerprint(figures)})
 
 
-def picture_is_current() -> bool:
+def stale_pictures() -> list[Path]:
+    """Those that show other curves than the stored ones."""
+    return [path for path, figures in pictures().items() if source(path) != fingerprint(figures)]
+
+
+def source(path: Path) -> str | None:
     from PIL import Image
 
-    if not PICTURE.exists():
-        return False
-    with Image.open(PICTURE) as picture:
-        return picture.text.get("Source") == fingerprint(demo_figures())
+    if not path.exists():
+        return None
+    with Image.open(path) as picture:
+        return picture.text.get("Source")
 
 
 def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
@@ -427,13 +439,6 @@ def label(provider: str) -> str:
     if provider == TORCH:
         return "`F.gumbel_softmax`"
     return "PyPI `reinmax`" if provider == PYPI else f"`{provider}`"
-
-
-def wrapped(text: str) -> str:
-    """Paragraphs in lines of at most 100 characters."""
-    return "\n\n".join(
-        textwrap.fill(part, 100, break_on_hyphens=False) for part in text.split("\n\n")
-    )
 
 
 if __name__ == "__main__":

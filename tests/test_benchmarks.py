@@ -4,6 +4,8 @@ import itertools
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch
 import discretegrad
 from benchmark_cases import scripts, seeded_and_on_one_thread
 from cases import SAMPLERS
+from discretegrad_lab import published
+from discretegrad_lab.recipes import choose_temperatures
 
 SMALL = ["3000x10", "400x8"]
 
@@ -20,7 +24,7 @@ seeded_on_one_thread = pytest.fixture(autouse=True)(seeded_and_on_one_thread)
 
 @pytest.fixture(scope="module")
 def bench():
-    with scripts(cases="cases", table="table", run="run") as loaded:
+    with scripts(cases="cases", table="table", run="run", reproduction="reproduction") as loaded:
         yield loaded
 
 
@@ -145,28 +149,106 @@ def test_the_demo_says_whether_temperatures_are_tuned(bench, demo, monkeypatch):
     assert lines[-1].endswith("| - |")
 
 
-def test_the_demo_picture_shows_the_stored_curves(bench, demo, tmp_path, monkeypatch, capsys):
-    assert bench.table.picture_is_current(), "run python benchmarks/table.py"
-    folder, picture = tmp_path / bench.table.DEMO.name, tmp_path / "picture.png"
+def test_the_pictures_show_the_stored_curves(bench, demo, tmp_path, monkeypatch, capsys):
+    table = bench.table
+    assert not table.stale_pictures(), "run python benchmarks/table.py"
+    pictures = {tmp_path / path.name: path for path in table.pictures()}
+    for copy, path in pictures.items():
+        shutil.copy(path, copy)
+    monkeypatch.setattr(table, "PICTURES", tmp_path)
+    assert not table.stale_pictures()
+    folder, picture = tmp_path / table.DEMO.name, tmp_path / f"{table.DEMO.name}.png"
     curves = {key: {**curve, 40: 0.1} for key, curve in demo.curves.items()}
-    bench.table.results.write(replace(demo, curves=curves), folder)
-    shutil.copy(bench.table.PICTURE, picture)
-    monkeypatch.setattr(bench.table, "PICTURE", picture)
-    monkeypatch.setattr(bench.table, "DEMO", folder)
-    assert not bench.table.picture_is_current()
-    assert bench.table.main(["--check"]) == 1
-    assert "picture.png is not current" in capsys.readouterr().out
-    assert bench.table.draw_picture() == picture
-    assert bench.table.picture_is_current()
+    table.results.write(replace(demo, curves=curves), folder)
+    monkeypatch.setattr(table, "DEMO", folder)
+    assert table.stale_pictures() == [picture]
+    assert table.main(["--check"]) == 1
+    assert f"{picture.name} is not current" in capsys.readouterr().out
+    table.draw_picture(picture)
+    assert not table.stale_pictures()
     picture.unlink()
-    assert not bench.table.picture_is_current()
+    assert table.stale_pictures() == [picture]
+
+
+def pictures_on(bench, page):
+    path = bench.table.ROOT / page
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
+    return [(path.parent / name).resolve() for name in shown]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_the_demo_picture_is_shown(bench, page):
-    path = bench.table.ROOT / page
-    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
-    assert bench.table.PICTURE in [(path.parent / name).resolve() for name in shown]
+    assert bench.table.PICTURES / f"{bench.table.DEMO.name}.png" in pictures_on(bench, page)
+
+
+def test_the_pictures_of_the_reproduction_are_shown(bench):
+    shown = pictures_on(bench, "docs/reproduction.md")
+    drawn = [bench.table.PICTURES / f"{name}.png" for name in bench.reproduction.figures()]
+    assert set(drawn) < set(shown)
+    assert all(path.exists() for path in shown)
+
+
+def test_stored_results_are_those_of_their_recipes(bench):
+    reproduction = bench.reproduction
+    for name in reproduction.STORED:
+        found = reproduction.read(name)
+        runs = {run.identity for run in bench.table.RECIPES[name].runs()}
+        assert {row.identity for row in found.rows} == runs, f"run and report {name} again"
+
+
+def test_the_chosen_temperatures_are_the_best_of_the_stored_search(bench, tmp_path):
+    path = tmp_path / "temperatures.csv"
+    choose_temperatures(bench.reproduction.read(bench.reproduction.SEARCH), path)
+    stored = Path(published.__file__).parent / "tables" / path.name
+    assert path.read_text(encoding="utf-8") == stored.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def column(bench):
+    return bench.reproduction.read(bench.reproduction.VAE)
+
+
+def test_the_readme_shows_the_column_as_it_is_stored(bench, column, monkeypatch):
+    reproduction = bench.reproduction
+    block = reproduction.readme_block()
+    tests = [row.metrics["test"] for row in column.where(estimator="st")]
+    # the half interval of a mean over ten runs, with Student's t at 97.5 %
+    half = 2.262157 * stdev(tests) / len(tests) ** 0.5
+    line = next(line for line in block.splitlines() if line.startswith("| ST |"))
+    assert line.endswith(f"| 118.46 ± 0.13 | {fmean(tests):.2f} ± {half:.2f} | below |")
+    assert "ours over 10" in block
+    assert "11 claims" in block
+    # a run less
+    rows = [
+        replace(row, state="diverged", metrics={}) if row.config["seed"] == 3 else row
+        for row in column.rows
+    ]
+    fewer = replace(column, rows=tuple(rows))
+    stored = reproduction.read
+    monkeypatch.setattr(
+        reproduction, "read", lambda name: fewer if name == reproduction.VAE else stored(name)
+    )
+    assert "45 finished, 5 diverged" in reproduction.runs_table()
+    assert "9 of 10" in reproduction.page()
+    assert "ours over 9" in reproduction.readme_block()
+
+
+def test_shares_of_the_time_are_those_of_stacks(bench, column):
+    reproduction = bench.reproduction
+    assert reproduction.training_seconds(column) == column.rows[0].seconds
+    settings = reproduction.read(reproduction.SETTINGS)
+    seconds = {row.seconds for row in settings.rows}
+    assert len(seconds) == 9
+    assert reproduction.training_seconds(settings) == pytest.approx(sum(seconds))
+    assert reproduction.runs_table().count(f"in {reproduction.SETTINGS}") == 2
+
+
+def test_curves_from_an_epoch_on(bench):
+    (train, test) = bench.reproduction.figures()[bench.reproduction.VAE]
+    for figure in (train, test):
+        for curve in figure.curves:
+            assert curve.x[0] == 10
+            assert len(curve.x) == len(curve.y) == len(curve.low) == len(curve.high)
 
 
 def test_the_stored_results_cover_every_sampler_and_shape(bench):

@@ -113,6 +113,8 @@ def _fastest(setting: _Setting) -> Finding:
     steps = {name: setting.steps(name) for name in _FIGURE_1}
     votes = [_lower(steps["reinmax"], steps[name]) for name in _FIGURE_1[1:]]
     text = ", ".join(f"{ESTIMATORS[name].title} {_count(x)}" for name, x in steps.items())
+    if not setting.lost("gst-p"):
+        text += f" (GST-p, which that figure does not have, {_count(setting.steps('gst-p'))})"
     return votes, f"{_STEPS}: {text}"
 
 
