@@ -44,7 +44,8 @@ discretegrad report vae-10x30
 ```
 
 Every run, its configuration and its outcome are in the folder results of the repository, with the
-full reports; `discretegrad report --check` proves that the reports follow from the runs.
+full reports; `discretegrad report --check` proves that the reports follow from the runs. In a clone
+`discretegrad report vae-10x30` makes of them a page with curves to look at, without any training.
 
 ## A categorical VAE on MNIST
 
