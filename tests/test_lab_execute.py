@@ -71,6 +71,9 @@ class FakeStack:
     def state(self, member):
         return {"x": self.x[member].clone(), "diverged": self.diverged[member].clone()}
 
+    def states(self):
+        return [self.state(member) for member in range(len(self.runs))]
+
     def load_state(self, member, state):
         self.x[member] = state["x"]
         self.diverged[member] = state["diverged"]

@@ -156,6 +156,14 @@ def test_not_a_number_is_a_metric(store):
     assert store.metrics(RUN) == []
 
 
+@pytest.mark.parametrize("row", [{"epoch": 2}, {"epoch": 2, "loss": 0.5, "test": 0.5}])
+def test_all_epochs_have_the_same_metrics(store, row):
+    with pytest.raises(ValueError, match=r"expected a row of the metrics \['epoch', 'loss'\]"):
+        save(store, metrics=[{"epoch": 1, "loss": 0.5}, row])
+    save(store, metrics=[{"epoch": 1, "loss": 0.5}, {"loss": 0.25, "epoch": 2}])
+    assert store.metrics(RUN) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
+
+
 def test_an_epoch_can_be_saved_again(store):
     save(store)
     for seconds in (4.5, 9.0):

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 from scipy import stats
 
@@ -21,6 +22,7 @@ from discretegrad_lab.tasks.polynomial import (
     best_loss,
 )
 from discretegrad_lab.trainer import Stack
+from lab_cases import use_small_images
 
 LEVEL = 1e-6
 SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
@@ -382,6 +384,54 @@ def test_a_stack_goes_on_where_it_was():
     for member in range(len(runs)):
         for key, x in whole.state(member).items():
             assert torch.equal(again.state(member)[key], x), key
+
+
+def parts_of(stack, member):
+    """What a member needs to go on, part by part."""
+    found = {f"parameters/{n}": x[member].detach() for n, x in stack.task.parameters.items()}
+    found["diverged"] = stack.diverged[member]
+    found |= {f"optimiser/{n}": x for n, x in stack.optimiser.state(member).items()}
+    if stack.runs[member].estimator == "rodeo":
+        controls = stack.task._controls
+        number = controls.members.index(member)
+        adam = controls._optimiser.state(number)
+        found |= {f"task/network/{n}": p[number].detach() for n, p in controls.named_parameters()}
+        found |= {f"task/network-adam/{n}": x for n, x in adam.items()}
+    return {name: x.clone() for name, x in found.items()}
+
+
+def assert_same_states(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == list(other)
+        for name, x in other.items():
+            assert one[name].is_contiguous(), name
+            torch.testing.assert_close(one[name], x, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("task", ["polynomial", "vae"])
+def test_states_are_copies_of_all_that_members_have(task, monkeypatch):
+    kinds = [(0, "adam"), (1, "radam")]
+    if task == "vae":
+        use_small_images(monkeypatch, 60, 10)
+        runs = [
+            Vae(estimator="st", categories=4, latents=3, batch=20, epochs=4, seed=s, optimiser=o)
+            for s, o in kinds
+        ]
+    else:
+        runs = [run(name, seed=s, optimiser=o) for name in ESTIMATORS for s, o in kinds]
+        # the networks of RODEO then belong to an odd member and the next
+        runs.append(run(seed=2))
+    stack, _ = trained(runs)
+    stack.diverged[1] = 3
+    members = range(len(runs))
+    before = [parts_of(stack, member) for member in members]
+    together, alone = stack.states(), [stack.state(member) for member in members]
+    stored = [safetensors.torch.load(safetensors.torch.save(state)) for state in together]
+    stack.advance()
+    assert any(not torch.equal(x, before[0][n]) for n, x in parts_of(stack, 0).items())
+    assert_same_states(together, before)
+    assert_same_states(alone, before)
+    assert_same_states([{n: state[n] for n in before[m]} for m, state in enumerate(stored)], before)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -2,14 +2,18 @@
 
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, one_hot
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import oracles
+from discretegrad.kernels.uniform import choose
 from discretegrad_lab import trainer
 from discretegrad_lab.config import Vae
 from discretegrad_lab.data import Images
@@ -295,6 +299,47 @@ def test_the_test_is_over_all_test_images():
         assert found[member].item() == pytest.approx(expected, rel=1e-5)
 
 
+def in_small_batches(task, images, epoch):
+    """The test of an epoch, with 200 images and a step of random numbers at a time."""
+    task._aside.begin(epoch, vae._TEST)
+    total = 0.0
+    for part in images.split(200):
+        x = (part.float() / 255).expand(2, -1, -1)
+        logits = task._encoder(x).view(2, len(part), LATENTS, CATEGORIES)
+        z = one_hot(task._aside.categories(logits), CATEGORIES).float()
+        task._aside.next_step()
+        total += len(part) * negative_elbo(task._decoder(z.flatten(2)), x, logits).double()
+    return total / len(images)
+
+
+@pytest.mark.parametrize("count", [7, 200, 430, 1000, 1230])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_test_has_the_samples_of_small_batches(count, device, monkeypatch):
+    images = Images(IMAGES.train, fake(0, count).test)
+    task = task_of(run(seed=1), run(seed=2), images=images)
+    with torch.no_grad():
+        # samples matter little to a decoder that has learned nothing
+        task.parameters["decoder.0.weight"] *= 30
+    aside = task._aside
+
+    def with_counters(logits):
+        """As on a GPU: by the step, and the place within what is drawn at once."""
+        index = torch.empty(logits.shape[:-1], dtype=torch.int64)
+        rows = logits.reshape(2, -1, CATEGORIES).contiguous()
+        choose(index.view(2, -1), rows, aside._keys, aside._step, 0)
+        return index
+
+    if device == "cuda":
+        monkeypatch.setattr(aside, "categories", with_counters)
+    with torch.no_grad():
+        expected = in_small_batches(task, images.test, 10)
+        other = in_small_batches(task, images.test, 20)
+    found = task.evaluate(10)["test"]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    # other samples would be seen
+    assert not torch.isclose(found, other, rtol=1e-5, atol=0).any()
+
+
 def test_the_test_does_not_depend_on_other_members_nor_on_the_estimator():
     found = task_of(*RUNS).evaluate(10)["test"]
     alone = torch.cat([task_of(one).evaluate(10)["test"] for one in RUNS])
@@ -382,11 +427,35 @@ def test_a_batch_larger_than_the_data_is_refused():
         task_of(run(batch=501))
 
 
+class Peak(TorchDispatchMode):
+    """The most bytes, of tensors made within, that were there at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.most = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = filter(torch.is_tensor, tree_leaves((args, kwargs)))
+        old = {x.untyped_storage()._cdata for x in given}
+        result = function(*args, **(kwargs or {}))
+        for x in filter(torch.is_tensor, tree_leaves(result)):
+            storage = x.untyped_storage()
+            if storage._cdata not in self.sizes.keys() | old:
+                self.sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, storage._cdata)
+        self.most = max(self.most, sum(self.sizes.values()))
+        return result
+
+
 @pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
 @pytest.mark.parametrize(("categories", "latents"), [(8, 4), (10, 30), (64, 8)])
 def test_the_guess_of_the_memory(estimator, categories, latents):
     one = run(estimator, categories=categories, latents=latents, batch=100)
-    task = task_of(one)
+    task = task_of(one, images=fake(test=1100))
+    with Peak() as tested:
+        task.evaluate(10)
+    # all members see the same 1000 images
+    of_test = tested.most - 1000 * 784 * 4
     task.begin_epoch(0)
     saved = {}
 
@@ -400,7 +469,7 @@ def test_the_guess_of_the_memory(estimator, categories, latents):
     weights = {x.untyped_storage().data_ptr(): x.nbytes for x in task.parameters.values()}
     kept = sum(size for place, (size, _) in saved.items() if place not in weights)
     # parameters, gradient, two moments; what backward needs; the order of 60,000 images
-    least = 4 * sum(weights.values()) + kept + 60_000 * 8
+    least = 4 * sum(weights.values()) + kept + of_test + 60_000 * 8
     assert losses.isfinite().all()
     assert least < VaeTask.bytes_per_member(one) < 1.6 * least
 

@@ -53,6 +53,9 @@ class TrainedStack(Protocol):
     def state(self, member: int) -> dict[str, Tensor]:
         """All that a member needs to go on, as copies that training does not change."""
 
+    def states(self) -> Sequence[dict[str, Tensor]]:
+        """``state`` of every member."""
+
     def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
         """The reverse."""
 
@@ -516,13 +519,14 @@ class _Work:
         self._note_losses()
         finished = stack.epoch == stack.epochs
         steps = [None if step < 0 else step for step in stack.diverged.tolist()]
+        states = stack.states()
         jobs = [
             functools.partial(
                 self._write,
                 member.run,
                 stack.epoch,
                 list(member.metrics),
-                stack.state(number),
+                states[number],
                 member.environment,
                 member.seconds,
                 finished=finished,

@@ -195,12 +195,16 @@ class Optimiser:
         for name, x in views.items():
             x.copy_(state[name])
 
-    def _views(self, member: int) -> dict[str, Tensor]:
-        views = {"steps": self._steps[member]}
+    def stacked_state(self) -> dict[str, Tensor]:
+        """``state`` of all members, (members, ...) each; not copied."""
+        found = {"steps": self._steps}
         for name, (_, m, v) in self._states.items():
-            views[f"mean/{name}"] = m[member].view(self._shapes[name])
-            views[f"square/{name}"] = v[member].view(self._shapes[name])
-        return views
+            found[f"mean/{name}"] = m.view(len(m), *self._shapes[name])
+            found[f"square/{name}"] = v.view(len(v), *self._shapes[name])
+        return found
+
+    def _views(self, member: int) -> dict[str, Tensor]:
+        return {name: x[member] for name, x in self.stacked_state().items()}
 
 
 def _check(

@@ -545,11 +545,14 @@ def _sha256(content: bytes) -> str:
 
 def _table(metrics: Sequence[Mapping[str, float]]) -> bytes:
     names = list(metrics[0]) if metrics else ["epoch"]
+    for row in metrics:
+        if row.keys() != metrics[0].keys():
+            raise ValueError(f"expected a row of the metrics {names}, got {list(row)}")
     file = io.StringIO()
-    # repr, which csv uses for floats, gives every bit back
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(metrics)
+    # repr, which csv uses for floats, gives every bit back; a DictWriter takes twice as long
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([[row[name] for name in names] for row in metrics])
     return file.getvalue().encode()
 
 

@@ -51,11 +51,11 @@ class Task(Protocol):
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
         """Metrics after so many epochs, (members,) each."""
 
-    def extra_state(self, member: int) -> dict[str, Tensor]:
-        """What else must be kept to go on after an epoch."""
+    def extra_state(self) -> tuple[range, dict[str, Tensor]]:
+        """What else some members need to go on after an epoch: who, and (those, ...) each."""
 
     def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """The reverse."""
+        """Go on from a member's part of it."""
 
 
 def task_type(run: Run) -> Callable[..., Task]:
@@ -178,12 +178,31 @@ class Stack:
         return graph
 
     def state(self, member: int) -> dict[str, Tensor]:
-        """All that a member needs to go on after the last epoch, on the CPU."""
-        found = {f"parameters/{n}": x[member].detach() for n, x in self.task.parameters.items()}
-        found["diverged"] = self.diverged[member]
-        found |= {f"optimiser/{n}": x for n, x in self.optimiser.state(member).items()}
-        found |= {f"task/{n}": x for n, x in self.task.extra_state(member).items()}
-        return {name: x.to("cpu", copy=True).contiguous() for name, x in found.items()}
+        """All that a member needs to go on after the last epoch, as copies on the CPU."""
+        return {
+            name: x[members.index(member)].to("cpu", copy=True)
+            for name, (members, x) in self._stacked_state().items()
+            if member in members
+        }
+
+    def states(self) -> list[dict[str, Tensor]]:
+        """``state`` of every member, as parts of one copy of each tensor."""
+        found: list[dict[str, Tensor]] = [{} for _ in self.runs]
+        for name, (members, x) in self._stacked_state().items():
+            for member, part in zip(members, x.to("cpu", copy=True), strict=True):
+                found[member][name] = part
+        return found
+
+    def _stacked_state(self) -> dict[str, tuple[range, Tensor]]:
+        """Whose and what, (those, ...) each; not copied."""
+        found = {f"parameters/{n}": x for n, x in self.task.parameters.items()}
+        found["diverged"] = self.diverged
+        found |= {f"optimiser/{n}": x for n, x in self.optimiser.stacked_state().items()}
+        everyone = range(len(self.runs))
+        some, extra = self.task.extra_state()
+        return {name: (everyone, x.detach()) for name, x in found.items()} | {
+            f"task/{name}": (some, x.detach()) for name, x in extra.items()
+        }
 
     @torch.no_grad()
     def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:

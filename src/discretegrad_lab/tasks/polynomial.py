@@ -122,11 +122,11 @@ class PolynomialTask:
         """The expected loss, exactly."""
         return {"expected_loss": self._expected(self.parameters["logits"], slice(None))}
 
-    def extra_state(self, member: int) -> dict[str, Tensor]:
-        """The network of RODEO with its optimiser."""
-        if self._controls is None or member not in self._controls.members:
-            return {}
-        return self._controls.state(member)
+    def extra_state(self) -> tuple[range, dict[str, Tensor]]:
+        """The networks of RODEO with their optimiser."""
+        if self._controls is None:
+            return range(0), {}
+        return self._controls.members, self._controls.stacked_state()
 
     def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
         """Go on from ``extra_state``."""
@@ -213,11 +213,10 @@ class _Controls(nn.Module):
         own = alive[self.members.start : self.members.stop]
         self._optimiser.step(dict(zip(names, gradients, strict=True)), own)
 
-    def state(self, member: int) -> dict[str, Tensor]:
-        number = self.members.index(member)
-        found = {f"network/{n}": p[number].detach() for n, p in self.named_parameters()}
-        found |= {f"network-adam/{n}": x for n, x in self._optimiser.state(number).items()}
-        return {name: x.to("cpu", copy=True) for name, x in found.items()}
+    def stacked_state(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {f"network/{n}": p for n, p in self.named_parameters()}
+        adam = self._optimiser.stacked_state()
+        return found | {f"network-adam/{n}": x for n, x in adam.items()}
 
     @torch.no_grad()
     def load(self, member: int, state: Mapping[str, Tensor]) -> None:

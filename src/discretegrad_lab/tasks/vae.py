@@ -31,7 +31,10 @@ HIDDEN = (512, 256)
 TEST_EVERY = 10
 """Epochs from one pass over the test images to the next."""
 
-_TEST_BATCH = 200
+# images that share a step of the random numbers outside of training
+_DRAWN = 200
+# several of those, since launching the kernels of a test takes longer than running them
+_TEST_BATCH = 5 * _DRAWN
 # the streams of random numbers besides the one of training
 _ORDER, _TEST, _PICTURES = 1, 2, 3
 
@@ -105,8 +108,10 @@ class VaeTask:
         # a layer's result, its rectified form and a gradient; the pixels' and the latent ones
         # pass through several more steps of the loss and of the estimator
         activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
+        # where the loss of a test batch takes most; a graph keeps what training needs meanwhile
+        test = 4 * _TEST_BATCH * (3 * PIXELS + 6 * encoder[-1])
         # the order of the images, with the random numbers and the copies that sorting takes
-        return model + activations + (8 + 32) * TRAIN_IMAGES[run.data]
+        return model + activations + test + (8 + 32) * TRAIN_IMAGES[run.data]
 
     @property
     def learned(self) -> list[Tensor]:
@@ -163,9 +168,9 @@ class VaeTask:
         means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
 
-    def extra_state(self, member: int) -> dict[str, Tensor]:
+    def extra_state(self) -> tuple[range, dict[str, Tensor]]:
         """Nothing: order and random numbers follow from the seed and the epoch."""
-        return {}
+        return range(0), {}
 
     def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
         """Nothing, see ``extra_state``."""
@@ -178,9 +183,11 @@ class VaeTask:
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Samples without a gradient; no estimator matters to their distribution."""
-        index = self._aside.categories(logits)
-        self._aside.next_step()
-        return one_hot(index, self._categories).to(logits.dtype)
+        drawn = []
+        for part in logits.split(_DRAWN, dim=1):
+            drawn.append(self._aside.categories(part))
+            self._aside.next_step()
+        return one_hot(torch.cat(drawn, dim=1), self._categories).to(logits.dtype)
 
 
 def _logits(encoder: nn.Module, x: Tensor, latents: int) -> Tensor:
