@@ -395,7 +395,7 @@ def _claims(claims: Sequence[Claim], recipe: str) -> str:
 
 def demo_figures() -> list[Figure]:
     """The curves of the stored results, one figure for each p."""
-    return [item for item in section(results.read(DEMO)).items if isinstance(item, Figure)]
+    return reproduction.figures_of(results.read(DEMO))
 
 
 def fingerprint(figures: Sequence[Figure]) -> str:

@@ -243,6 +243,18 @@ def test_shares_of_the_time_are_those_of_stacks(bench, column):
     assert reproduction.runs_table().count(f"in {reproduction.SETTINGS}") == 2
 
 
+def test_reinmax_at_one_is_that_of_the_search(bench):
+    reproduction = bench.reproduction
+    search = reproduction.read(reproduction.SEARCH)
+    rows = search.where(estimator="reinmax", power=2.0, target="constant", tau=1.0)
+    losses = [row.metrics["expected_loss"] for row in rows]
+    line = next(x for x in reproduction.at_one_table().splitlines() if x.startswith("| p = 2 |"))
+    # the optimum is the mean of 0.45 squared
+    assert f"| {100 * (fmean(losses) / 0.45**2 - 1):.2f} ± " in line
+    assert line.count("(2 runs)") == 1
+    assert line.count("(5 runs)") == 2
+
+
 def test_curves_from_an_epoch_on(bench):
     (train, test) = bench.reproduction.figures()[bench.reproduction.VAE]
     for figure in (train, test):

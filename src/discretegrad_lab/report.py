@@ -227,7 +227,7 @@ def _tall_table(title: str, cells: Sequence[Entry]) -> Table:
             (
                 ESTIMATORS[one.estimator].title,
                 _with_half(one.ours.mean, one.ours.half, 5),
-                _above(one),
+                above(one),
                 arrived,
                 f"{one.ours.count} of {one.planned}",
             )
@@ -245,7 +245,7 @@ def _wide_table(recipe: Recipe, title: str, cells: Sequence[Entry]) -> Table:
     rows: dict[str, list[str]] = {}
     for one in cells:
         name = describe({field: one.setting[field] for field in recipe.rows})
-        rows.setdefault(name, [name]).append(_above(one))
+        rows.setdefault(name, [name]).append(above(one))
     counts = sorted({one.ours.count for one in cells})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     caption = (
@@ -258,8 +258,8 @@ def _wide_table(recipe: Recipe, title: str, cells: Sequence[Entry]) -> Table:
     )
 
 
-def _above(one: Entry) -> str:
-    """In percent of the optimum."""
+def above(one: Entry) -> str:
+    """How far the expected loss ends above the optimum, in percent of it."""
     share = 100 / one.optimum
     return _with_half(share * one.ours.mean - 100, share * one.ours.half, 2)
 
