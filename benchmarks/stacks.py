@@ -1,7 +1,8 @@
 """Time stacks of training runs on a GPU, against a plain loop of one run and against its memory.
 
   polynomial   128 latents, batch 256, p = 2: run-steps per second of stacks
-  overhead     what metrics, checkpoints and progress add to whole runs
+  overhead     what metrics, checkpoints and progress add to whole runs: of one estimator, and of
+               Figure 1 as "discretegrad run polynomial-curves" trains it
   vae          the MNIST-VAE of the ReinMax paper, 8 categories x 4 latents, batch 100: time of a
                run-step in stacks of 1 to 320 members; at 160 also with five estimators
 
@@ -84,6 +85,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from discretegrad_lab import recipes
 from discretegrad_lab.config import Polynomial, Run, Vae
 from discretegrad_lab.data import DataError, Images, load_mnist
 from discretegrad_lab.display import Board, Together
@@ -93,6 +95,7 @@ from discretegrad_lab.tasks import vae
 from discretegrad_lab.trainer import Stack
 
 RESULTS = "stacks.csv"
+FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"
 SLOW_SECONDS = 1.0  # a stack whose epoch takes longer ...
 SLOW_ROUNDS = 3  # ... is timed in this many rounds
@@ -129,7 +132,9 @@ class Plan(NamedTuple):
     fields: Mapping[str, Any]
     """Of the polynomial runs."""
     whole: Mapping[str, tuple[int, int]]
-    """Members and epochs of the whole runs."""
+    """Members and epochs of the whole runs of one estimator."""
+    figure: Mapping[str, Sequence[Any]]
+    """Which of the runs of Figure 1; all of them if it does not say."""
     bare: int
     """Epochs without anything else, before a whole run and after it."""
 
@@ -144,6 +149,7 @@ FULL = Plan(
     fields={},
     # as many epochs as in the paper
     whole={"vae": (10, 160), "polynomial": (64, 40)},
+    figure={},
     bare=8,
 )
 QUICK = Plan(
@@ -155,6 +161,7 @@ QUICK = Plan(
     draws=5,
     fields={"latents": 32, "batch": 64, "steps_per_epoch": 40},
     whole={"vae": (2, 2), "polynomial": (3, 3)},
+    figure={"seeds": (0,), "estimators": ("reinmax", "st")},
     bare=2,
 )
 # the five methods that the paper trains it with
@@ -181,6 +188,22 @@ def vae_runs(members: int, plan: Plan, taus: Mapping[str, float] | None = None) 
 
 def polynomial_runs(members: int, plan: Plan) -> list[Polynomial]:
     return [Polynomial(estimator="reinmax", seed=seed, **plan.fields) for seed in range(members)]
+
+
+def figure_runs(plan: Plan) -> list[Run]:
+    """Figure 1, with all its estimators and powers."""
+    fields = {"epochs": plan.whole["polynomial"][1], **plan.fields}
+    return [replace(run, **fields) for run in recipes.get(FIGURE).runs(**plan.figure)]
+
+
+def whole_cases(plan: Plan) -> dict[str, list[Run]]:
+    """What is trained from its beginning to its end, by name."""
+    found: dict[str, list[Run]] = {}
+    for task, make in (("vae", vae_runs), ("polynomial", polynomial_runs)):
+        members, epochs = plan.whole[task]
+        runs = [replace(run, epochs=epochs) for run in make(members, plan)]
+        found[named(runs[0])] = runs
+    return found | {FIGURE: figure_runs(plan)}
 
 
 def named(run: Run) -> str:
@@ -211,8 +234,8 @@ def _targets() -> Iterator[Target]:
     yield at("seconds", 17.0, "at most {} µs per run-step", 1e-6)
     at = partial(Target, "polynomial", cases["polynomial"], 256)
     yield at("speedup", 50.0, "at least {} times the run-steps per second of a plain loop")
-    for task, case in cases.items():
-        at = partial(Target, "overhead", case, FULL.whole[task][0])
+    for case, runs in whole_cases(FULL).items():
+        at = partial(Target, "overhead", case, len(runs))
         yield at("overhead", 3.0, "metrics, checkpoints and progress at most {} % of a run", 0.01)
 
 
@@ -589,11 +612,9 @@ class Timeline(Listener):
 
 
 def overhead_rows(context: Context) -> list[Row]:
-    plan, rows = context.plan, []
-    for task, make in (("vae", vae_runs), ("polynomial", polynomial_runs)):
-        members, epochs = plan.whole[task]
-        runs = [replace(run, epochs=epochs) for run in make(members, plan)]
-        row = empty_row("overhead", named(runs[0]), STACK, members, "")
+    rows = []
+    for case, runs in whole_cases(context.plan).items():
+        row = empty_row("overhead", case, STACK, len(runs), "")
         found, row["status"] = attempt(partial(whole_run, runs, context))
         release()
         row |= found or {}

@@ -94,7 +94,8 @@ Whole runs from the first step to the last, as long as the paper's, trained and 
 `discretegrad_lab.execute` on the disk of that machine, with progress shown; against epochs of a
 stack that does nothing but train. *Overhead* is the share of the time that the bare epochs do not
 explain: metrics and test images, checkpoints, progress, and the wait for the last files. Starting
-is left out on both sides.
+is left out on both sides. *polynomial-curves* is Figure 1 as `discretegrad run polynomial-curves`
+trains it, with all its estimators and powers; the others are ReinMax alone.
 
 {overhead}
 

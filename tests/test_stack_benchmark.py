@@ -22,6 +22,7 @@ from benchmark_cases import (
     scripts,
     written_page,
 )
+from discretegrad_lab import recipes
 from discretegrad_lab.execute import Outcome
 from discretegrad_lab.noise import Noise
 from discretegrad_lab.tasks.vae import VaeTask
@@ -343,12 +344,13 @@ def test_runs_that_do_not_finish_give_no_number(bench, context, monkeypatch, out
         return outcome
 
     monkeypatch.setattr(stacks, "execute", execute)
-    monkeypatch.setattr(stacks, "vae_runs", stacks.polynomial_runs)
     context = context._replace(deadline=stacks.time.perf_counter() + 50)
-    whole = {"vae": (3, 2), "polynomial": (3, 2)}
-    plan = context.plan._replace(whole=whole, fields={"latents": 2, "batch": 2} | SHORT)
+    plan = context.plan._replace(fields={"latents": 2, "batch": 2} | SHORT)
+    runs = stacks.polynomial_runs(3, plan)
+    monkeypatch.setattr(stacks, "whole_cases", lambda plan: {"one": runs, "another": runs})
     rows = stacks.overhead_rows(context._replace(plan=plan))
     assert [row["status"] for row in rows] == [status or stacks.TIME_OVER] * 2
+    assert [row["case"] for row in rows] == ["one", "another"]
     assert {row["overhead"] for row in rows} == {""}
     assert 0 < budgets[0] <= 50
     assert list(context.folder.iterdir()) == []
@@ -365,10 +367,14 @@ def test_the_targets_are_those_of_the_lab(bench):
         ("polynomial", polynomial, 256, "speedup"): 50.0,
         ("overhead", "VAE 8x4", 10, "overhead"): 3.0,
         ("overhead", polynomial, 64, "overhead"): 3.0,
+        ("overhead", "polynomial-curves", 105, "overhead"): 3.0,
     }
     full = bench.stacks.FULL
     assert {1, 160, 320} <= {*full.vae}
     assert {*full.polynomial} == {64, 256, 1024}
+    # as long as the paper's, and Figure 1 as the command trains it
+    assert {name: x[1] for name, x in full.whole.items()} == {"vae": 160, "polynomial": 40}
+    assert bench.stacks.figure_runs(full) == recipes.get("polynomial-curves").runs()
     # those with a target come first
     assert (full.vae[0], full.polynomial[0]) == (160, 256)
 
@@ -413,6 +419,7 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(ben
         *(("polynomial", stacks.STACK, n) for n in (2, 3)),
         ("overhead", stacks.STACK, 2),
         ("overhead", stacks.STACK, 3),
+        ("overhead", stacks.STACK, 6),
         ("vae", stacks.PLAIN, 1),
         *(("vae", stacks.STACK, n) for n in (1, 2)),
         ("vae", stacks.FIVE, 5),
