@@ -95,7 +95,11 @@ Whole runs from the first step to the last, as long as the paper's, trained and 
 stack that does nothing but train. *Overhead* is the share of the time that the bare epochs do not
 explain: metrics and test images, checkpoints, progress, and the wait for the last files. Starting
 is left out on both sides. *polynomial-curves* is Figure 1 as `discretegrad run polynomial-curves`
-trains it, with all its estimators and powers; the others are ReinMax alone.
+trains it, with all its estimators and powers; the others are ReinMax alone. Short runs are trained
+several *times*, since disks are noisy: the interval is over these and over bare epochs, the parts
+are those of the median run. Short runs also show what writing their directories costs (*end*), some
+milliseconds each with every file synced; a longer run has no more of it, and the next stack of the
+same command starts meanwhile.
 
 {overhead}
 
@@ -311,12 +315,12 @@ def cache_note(rows: Sequence[Row]) -> str:
 def overhead_table(rows: Sequence[Row]) -> str:
     if not rows:
         return NOT_MEASURED
-    headings = ["", "members", "epochs", "overhead", "the run", "training", "waiting to save"]
-    headings += ["end", "all else"]
+    headings = ["", "members", "epochs", "times", "overhead", "the run", "training"]
+    headings += ["waiting to save", "end", "all else"]
     lines = []
     for row in rows:
         if row["status"] != "ok":
-            lines.append([row["case"], row["members"], "", row["status"], *[""] * 5])
+            lines.append([row["case"], row["members"], "", "", row["status"], *[""] * 5])
             continue
         whole, *parts = (
             float(row[f"{name}_seconds"]) for name in ("run", "epochs", "checkpoint", "end")
@@ -326,6 +330,7 @@ def overhead_table(rows: Sequence[Row]) -> str:
                 row["case"],
                 row["members"],
                 row["epochs"],
+                row["rounds"],
                 f"{interval(row, 'overhead', 0.01)} %",
                 *(f"{part:.3f} s" for part in (whole, *parts, whole - sum(parts))),
             ]

@@ -5,6 +5,7 @@ runs in miniature on the CPU, where stacks have no graphs.
 """
 
 import math
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -306,17 +307,43 @@ def test_a_stack_that_does_not_fit_costs_only_itself(bench, context, monkeypatch
 
 def test_overhead_is_what_bare_epochs_do_not_explain(bench):
     timeline = bench.stacks.Timeline()
-    timeline.first_epoch, timeline.trained = 100.0, 109.5
+    timeline.first_epoch, timeline.trained, timeline.end = 100.0, 109.5, 110.0
     timeline.epochs, timeline.checkpoints = [33.0] + [1.0] * 9, [0.3]
     # the first epoch also captures: one bare epoch stands for it
-    row = bench.stacks.shares(timeline, 110.0, [0.9, 1.0, 1.1])
-    assert (row["epochs"], row["rounds"], row["bare_epoch_seconds"]) == (10, 3, 1.0)
+    row = bench.stacks.shares([timeline], [0.9, 1.0, 1.1])
+    assert (row["epochs"], row["rounds"], row["bare_epoch_seconds"]) == (10, 1, 1.0)
     assert row["overhead"] == pytest.approx(1 - 10 / 11, abs=1e-5)
     assert row["overhead_p20"] < row["overhead"] < row["overhead_p80"]
     assert (row["run_seconds"], row["epochs_seconds"]) == (11.0, 10.0)
     assert (row["checkpoint_seconds"], row["end_seconds"]) == (0.3, 0.5)
-    none = bench.stacks.shares(timeline, 109.0, [1.0])
-    assert none["overhead"] == 0.0
+    # of several runs the median one
+    fast, slow = copy(timeline), copy(timeline)
+    fast.end, slow.end, slow.trained = 109.0, 129.0, 119.0
+    several = bench.stacks.shares([slow, fast, timeline], [1.0])
+    assert several["rounds"] == 3
+    assert (several["overhead"], several["end_seconds"]) == (row["overhead"], row["end_seconds"])
+    assert several["overhead_p20"] < row["overhead"] < several["overhead_p80"]
+    assert bench.stacks.shares([fast], [1.0])["overhead"] == 0.0
+
+
+def test_short_runs_are_repeated(bench, context, monkeypatch):
+    stacks, now = bench.stacks, [0.0]
+
+    def stored_run(runs, context):
+        now[0] += 7.0
+        return runs
+
+    plan = context.plan._replace(repeats=9, repeats_seconds=20.0, fields=SHORT)
+    context = context._replace(plan=plan)
+    monkeypatch.setattr(stacks, "Stack", FakeStack)
+    monkeypatch.setattr(stacks, "bare_epochs", lambda stack, context: [1.0])
+    monkeypatch.setattr(stacks, "stored_run", stored_run)
+    monkeypatch.setattr(stacks, "shares", lambda timelines, bare: {"rounds": len(timelines)})
+    monkeypatch.setattr(stacks.time, "perf_counter", lambda: now[0])
+    runs = stacks.polynomial_runs(2, plan)
+    assert stacks.whole_run(runs, context)["rounds"] == 3
+    seldom = context._replace(plan=plan._replace(repeats=2))
+    assert stacks.whole_run(runs, seldom)["rounds"] == 2
 
 
 def test_the_timeline_hears_a_whole_run(bench, context):
