@@ -106,6 +106,8 @@ What this library promises, and what was measured.
 
 ## Where we lose
 
+By the ratio of median times, which can differ in the last digit from a median of ratios.
+
 {losses}
 
 ## Large

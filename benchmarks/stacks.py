@@ -678,7 +678,8 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     """What a run of so many bare epochs would not have taken, as a share of what it took.
 
     What comes before its first epoch, and compiling and capturing in it, is left out on both sides.
-    Each run is compared with each of the bare epochs; the parts are those of the median run.
+    Each run is compared with each of the bare epochs; the parts are those of the median run, of two
+    the slower one.
     """
     timelines = sorted(timelines, key=lambda x: x.end - x.first_epoch)
     timeline = timelines[len(timelines) // 2]

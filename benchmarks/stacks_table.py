@@ -97,9 +97,9 @@ explain: metrics and test images, checkpoints, progress, and the wait for the la
 is left out on both sides. *polynomial-curves* is Figure 1 as `discretegrad run polynomial-curves`
 trains it, with all its estimators and powers; the others are ReinMax alone. Short runs are trained
 several *times*, since disks are noisy: the interval is over these and over bare epochs, the parts
-are those of the median run. Short runs also show what writing their directories costs (*end*), some
-milliseconds each with every file synced; a longer run has no more of it, and the next stack of the
-same command starts meanwhile.
+are those of the median run, of two the slower one. Short runs also show what writing their
+directories costs (*end*), some milliseconds each with every file synced; a longer run has no more
+of it, and the next stack of the same command starts meanwhile.
 
 {overhead}
 

@@ -339,7 +339,7 @@ def demo_caption(found: results.Results) -> str:
     seeds = len({row.config["seed"] for row in found.rows})
     number = "one seed" if seeds == 1 else f"{seeds} seeds, mean ± half the 95 % interval"
     return (
-        f"The expected loss, which is exact, after {_training(run)} (the paper: "
+        f"The expected loss, which is exact, after {_training(run)} (Figure 1: "
         f"{_training(paper.document())}); {number}. The loss is the mean of |X - 0.45|^p over "
         f"{run['latents']} binary variables X, with {run['batch']} joint samples a step. Beside "
         f"it are the steps until it is within {100 * NEAR:g} % of the best possible and stays "

@@ -1,6 +1,7 @@
 """What results say: numbers at the end, and when runs came near the optimum."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -49,14 +50,26 @@ def best_loss(config: Mapping[str, Any]) -> float:
 
 
 def expected_loss(results: Results, row: Row) -> list[tuple[int, float]]:
-    """The curve of a finished run, epoch by epoch; empty for others."""
+    """The curve of a finished run at those epochs that are kept; empty for others."""
     if row.state != "finished":
         return []
     return sorted(results.curves.get((row.identity, "expected_loss"), {}).items())
 
 
+def every_epoch(curve: Sequence[tuple[int, float]]) -> list[float]:
+    """The values of a curve at all epochs from the first that is kept, along straight lines."""
+    values = [curve[0][1]]
+    for (before, start), (epoch, end) in pairwise(curve):
+        count = epoch - before
+        values += [start + (end - start) * n / count for n in range(1, count + 1)]
+    return values
+
+
 def arrival(results: Results, row: Row) -> float | None:
-    """Steps until a run's expected loss is near the optimum and stays there; None if never."""
+    """Steps until a run's expected loss is near the optimum and stays there; None if never.
+
+    Along straight lines between those epochs that are kept.
+    """
     level = (1 + NEAR) * best_loss(row.config)
     curve = expected_loss(results, row)
     outside = [number for number, (_, loss) in enumerate(curve) if loss > level]

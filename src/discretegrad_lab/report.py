@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from . import published
-from .claims import evaluate
+from .claims import RULE, evaluate
 from .estimators import ESTIMATORS
 from .page import Claim, Curve, Figure, Item, Page, Section, Table
 from .readings import arrival, best_loss, decimal, describe, final
@@ -78,7 +78,7 @@ def page(all_results: Sequence[Results], title: str = "discretegrad: results") -
     """A page with the sections of several recipes."""
     introduction = (
         "The numbers and claims of the paper (Liu et al. 2023, arXiv:2304.08612) beside ours. "
-        "Intervals are 95 % intervals of the mean by Student's t over runs."
+        f"Intervals are 95 % intervals of the mean by Student's t over runs. {RULE}"
     )
     return Page(title, introduction, tuple(section(results) for results in all_results))
 
@@ -235,7 +235,7 @@ def _tall_table(title: str, cells: Sequence[Entry]) -> Table:
     caption = (
         f"The expected loss at the end, mean ± half the 95 % interval; the optimum is "
         f"{cells[0].optimum:.5f}. Steps until it is within 1 % of the optimum and stays "
-        "there. The paper shows curves and no numbers."
+        "there, along straight lines between epochs. The paper shows curves and no numbers."
     )
     headings = ("", "expected loss", "% above optimum", "steps to 1 %", "runs")
     return Table(title, caption, headings, tuple(rows), tuple(_lost(cells)))
@@ -398,7 +398,11 @@ def markdown(whole: Section) -> str:
     claims = [item for item in whole.items if isinstance(item, Claim)]
     if claims:
         rows = [(one.text, one.place, VERDICTS[one.holds], one.evidence) for one in claims]
-        parts += ["## Claims", _pipes(("the paper says", "where", "verdict", "numbers"), rows)]
+        parts += [
+            "## Claims",
+            RULE,
+            _pipes(("the paper says", "where", "verdict", "numbers"), rows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
