@@ -121,6 +121,22 @@ def test_comparisons_are_those_of_scipy():
     assert compare(other, one).sign == 1
 
 
+def test_a_large_difference_of_two_runs_has_the_chance_of_scipy():
+    """Between one and two degrees of freedom the density has an infinite slope at its end."""
+    for scale in (1.0, 0.3, 0.01):
+        one, other = [0.0, 1.0], [1e4, 1e4 + scale]
+        expected = stats.ttest_ind(one, other, equal_var=False).pvalue
+        found = compare(summarise(one), summarise(other)).p
+        assert found == pytest.approx(expected, rel=0.01, abs=1e-8)
+
+
+def test_equal_numbers_have_no_spread():
+    # fmean of ten of them is not that number
+    x = 0.495435
+    assert summarise([x] * 10) == Summary(10, x, 0.0)
+    assert compare(summarise([x] * 10), summarise([x] * 2)) == Comparison(0.0, 0.0, 1.0)
+
+
 def test_few_runs_have_no_interval():
     assert math.isnan(summarise([3.0]).half)
     assert summarise([]).count == 0

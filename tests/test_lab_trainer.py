@@ -14,7 +14,9 @@ import philox_reference as philox
 from discretegrad.kernels.uniform import choose, fill
 from discretegrad_lab.config import Polynomial, Vae, load_run
 from discretegrad_lab.estimators import ESTIMATORS, Sampler, in_order, repeated
+from discretegrad_lab.execute import execute
 from discretegrad_lab.noise import Noise, mixed
+from discretegrad_lab.store import Store
 from discretegrad_lab.tasks.polynomial import (
     _NETWORK_PARTS,
     PolynomialTask,
@@ -462,6 +464,24 @@ def test_a_diverged_member_is_frozen_and_alone(number, monkeypatch):
         for name, values in row.items():
             assert values[0] == same[name][0]
             assert values[1] != values[1]
+
+
+def test_a_member_that_its_last_update_destroys_has_diverged(tmp_path):
+    """No step comes after it whose loss would tell."""
+    rates = {0: 1e-3, 1: 1e38, 2: 1e-3}
+    runs = [
+        run(seed=seed, learning_rate=rate, steps_per_epoch=1, epochs=1)
+        for seed, rate in rates.items()
+    ]
+    stack = Stack(runs)
+    metrics = stack.advance()
+    lost = [one.seed == 1 for one in stack.runs]
+    assert stack.diverged.tolist() == [1 if one else -1 for one in lost]
+    for values in metrics.values():
+        assert [math.isnan(value) for value in values] == lost
+    outcome = execute(runs, Store(tmp_path))
+    assert [one.seed for one in outcome.diverged] == [1]
+    assert [one.seed for one in outcome.finished] == [0, 2]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

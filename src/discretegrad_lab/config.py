@@ -19,7 +19,10 @@ TRAIN_IMAGES = {"mnist": 60_000}
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that decides the outcome of one training run, short of rounding."""
+    """Everything that decides the outcome of a training run on a kind of device, but rounding.
+
+    CPUs and GPUs draw different random numbers.
+    """
 
     task: ClassVar[str]
     member_fields: ClassVar[tuple[str, ...]] = (

@@ -31,7 +31,8 @@ class Noise:
     """Random numbers for all members at once.
 
     On a GPU they are those of a counter, which one kernel computes for all members and which a CUDA
-    graph can advance.
+    graph can advance. On a CPU they are others, those of torch's generator. That takes 32 bits of a
+    seed: of the epochs of all members, one pair in four billion has the same numbers.
     """
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str) -> None:

@@ -61,6 +61,9 @@ def summarise(values: Sequence[float]) -> Summary:
     mean = fmean(values)
     if len(values) < 2:
         return Summary(1, mean)
+    if min(values) == max(values):
+        # the mean of equal numbers may be a rounding off, which is no spread
+        return Summary(len(values), values[0], 0.0)
     squares = math.fsum((value - mean) ** 2 for value in values)
     return Summary(len(values), mean, math.sqrt(squares / (len(values) - 1)))
 
@@ -94,11 +97,13 @@ def student(freedom: float) -> float:
 
 def _inside(t: float, freedom: float) -> float:
     """Student's P(|T| < t): with t = sqrt(freedom) tan(x) the density is a power of the cosine."""
-    end, steps = math.atan(t / math.sqrt(freedom)), 200
-    # Simpson's rule
+    end, steps = math.atan(t / math.sqrt(freedom)), 400
+    # Simpson's rule over s, x = end - s², since below two degrees the slope at pi / 2 is infinite
+    width = math.sqrt(end) / steps
     weights = (1.0, *(4.0 if k % 2 else 2.0 for k in range(1, steps)), 1.0)
     total = math.fsum(
-        weight * math.cos(end * k / steps) ** (freedom - 1) for k, weight in enumerate(weights)
+        weight * 2 * k * width * math.cos(end - (k * width) ** 2) ** (freedom - 1)
+        for k, weight in enumerate(weights)
     )
     scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
-    return 2 * math.exp(scale) * total * end / (3 * steps)
+    return 2 * math.exp(scale) * total * width / 3

@@ -105,7 +105,8 @@ class Stack:
         )
         members = len(self.runs)
         self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)
-        """The step, from 1, whose loss was the first that is not finite; -1 if there is none."""
+        """The step, from 1, whose loss was the first that is not finite; -1 if there is none. The
+        last step of an epoch whose update leaves parameters that are not finite counts too."""
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)
         self._total = torch.zeros(members, dtype=torch.float64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -128,6 +129,7 @@ class Stack:
                 for _ in range(self.steps_per_epoch // self._steps_of_a_graph):
                     self._graph.replay()
             self.epoch += 1
+            self._note_lost()
             metrics = {self.task.loss_name: self._total / self.steps_per_epoch}
             metrics |= self.task.evaluate(self.epoch)
             alive = self.diverged < 0
@@ -151,6 +153,13 @@ class Stack:
         self.optimiser.step(own, alive)
         if learned:
             self.task.learn(gradients[len(parameters) :], alive)
+
+    @torch.no_grad()
+    def _note_lost(self) -> None:
+        """Members that the last update has destroyed, which no further loss would tell."""
+        finite = [x.isfinite().flatten(1).all(1) for x in self.task.parameters.values()]
+        lost = ~torch.stack(finite).all(0) & (self.diverged < 0)
+        self.diverged.masked_fill_(lost, self.epoch * self.steps_per_epoch)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Some steps as a graph; nothing has changed then but the random numbers."""
