@@ -2,9 +2,11 @@
 
 import importlib.util
 import inspect
+import io
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -182,6 +184,10 @@ def test_run_trains_and_the_second_time_finds_it_done(here):
     first = train("--runs", "stored")
     assert "tiny: 6 finished" in first.stdout
     assert "Next: discretegrad report tiny --runs stored" in first.stdout
+    some = train("--runs", "two words", "--seeds", "5-5", "--estimators", "st").stdout
+    again = some.partition("Next: discretegrad ")[2].strip()
+    assert again == "report tiny --seeds 5-5 --estimators st --runs 'two words'"
+    assert call(*shlex.split(again)).exit_code == 0
     store = Store(here / "stored")
     assert {store.status(run).state for run in TINY.runs()} == {"finished"}
     before = tree(here)
@@ -314,6 +320,16 @@ def test_a_budget_that_ends_leaves_work_for_the_next_command(here):
     assert "6 left" in result.stdout
     assert "The budget ended" in result.stdout
     train()
+
+
+def test_an_epoch_that_was_given_up_is_told(monkeypatch):
+    outcome = execute.Outcome(stopped=(tiny("st", 0),), stopped_by="budget", abandoned=True)
+    monkeypatch.setattr(execute, "execute", lambda *_, **__: outcome)
+    result = call("run", "tiny", "--device", "cpu", "--budget", "1s")
+    assert result.exit_code == 3
+    assert "An epoch was given up" in result.stdout
+    events = lines(call("run", "tiny", "--device", "cpu", "--budget", "1s", "--json").stdout)
+    assert events[-1]["abandoned"] is True
 
 
 def test_a_damaged_run_is_named_and_the_others_are_trained(here):
@@ -452,7 +468,7 @@ def test_a_full_disk(here, monkeypatch):
 def test_a_runs_directory_that_is_a_file(here):
     (here / "runs").write_text("mine")
     result = call("run", "tiny", "--device", "cpu", "-q")
-    assert refused(result, "directory that is not a file", code=1)
+    assert refused(result, "expected a directory as --runs, got the file runs")
     assert tree(here) == {"runs": b"mine"}
 
 
@@ -550,11 +566,22 @@ def test_tensorboard_tells_stacks_side_by_side_apart(here, clock):
         assert scalars(files.path(run).parent) == {"loss": expected}
 
 
-def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
+def test_tensorboard_files_that_cannot_be_written(here):
     (here / "events").write_text("a file")
-    result = train("--tensorboard", "events")
+    result = call("run", "tiny", "--device", "cpu", "--tensorboard", "events")
+    assert refused(result, "TensorBoard files in events", "choose another directory")
+    assert not (here / "runs").exists()
+
+
+def test_training_goes_on_if_tensorboard_files_cannot_be_written_later(here):
+    (here / "events").mkdir()
+    (here / "events" / "polynomial").write_text("a file")
+    result = call("run", "tiny", "--device", "cpu", "--json", "--tensorboard", "events")
+    assert result.exit_code == 1
     assert "TensorBoard files in events" in result.stderr
-    assert "tiny: 6 finished" in result.stdout
+    outcome = lines(result.stdout)[-1]
+    assert (len(outcome["finished"]), outcome["exit_code"]) == (6, 1)
+    assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
 
 
 # the board
@@ -764,6 +791,116 @@ def test_report_of_more_seeds(here):
     assert (here / "results" / "tiny" / "runs.csv").read_text().count("finished") == 3
 
 
+def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
+    train()
+    call("report", "tiny")
+    before = tree(here / "results")
+    # what the store has can be had again
+    call("report", "tiny", "--seeds", "1", "--estimators", "st")
+    assert (here / "results" / "tiny" / "runs.csv").read_text().count("finished") == 1
+    call("report", "tiny")
+    assert tree(here / "results") == before
+    shutil.rmtree(here / "runs")
+    for selection in (["--seeds", "1"], ["--estimators", "exact"]):
+        assert call("report", "tiny", *selection).exit_code == 0
+        assert tree(here / "results") == before
+
+
+def test_report_writes_nothing_if_one_recipe_cannot_be_reported(here):
+    train()
+    result = call("report", "tiny", "polynomial-curves")
+    assert refused(result, "expected runs of polynomial-curves")
+    assert not (here / "results").exists()
+
+
+def damage(here, estimator="st", seed=0):
+    directory = Store(here / "runs").directory(tiny(estimator, seed))
+    (metrics,) = directory.glob("metrics-*")
+    metrics.write_bytes(b"")
+    return directory
+
+
+def test_report_says_why_a_run_cannot_be_read(here):
+    train()
+    directory = damage(here)
+    result = call("report", "tiny", "-q")
+    assert result.exit_code == 1
+    assert str(directory.relative_to(here)) in result.stderr
+    assert "move this directory away" in result.stderr
+    rows = (here / "results" / "tiny" / "runs.csv").read_text()
+    assert (rows.count("finished"), rows.count("damaged")) == (5, 1)
+    for seed in range(2):
+        for estimator in ESTIMATORS:
+            damage(here, estimator, seed)
+    assert "discretegrad: and 1 more" in call("report", "tiny", "-q").stderr
+
+
+def test_a_damaged_run_is_explained_once(here):
+    train()
+    damage(here)
+    for options in ([], ["-q"]):
+        result = call("run", "tiny", "--device", "cpu", *options)
+        assert result.exit_code == 1
+        assert result.stderr.count("move this directory away") == 1
+
+
+def test_errors_of_the_store_are_not_about_the_results(here, monkeypatch):
+    from discretegrad_lab import store
+
+    train()
+
+    def metrics(self, run):
+        raise store.StoreError("expected to read a run, got: Permission denied; look at it")
+
+    monkeypatch.setattr(store.Store, "metrics", metrics)
+    result = call("report", "tiny")
+    assert refused(result, "expected to read a run", code=1)
+    assert "--results" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "claims.csv", "report.html"])
+def test_check_explains_what_it_cannot_read(here, name):
+    train()
+    call("report", "tiny")
+    path = here / "results" / "tiny" / name
+    path.unlink()
+    path.mkdir()
+    result = call("report", "--check")
+    assert refused(result, "expected", name, code=1)
+
+
+def test_check_finds_a_page_that_is_no_text(here):
+    train()
+    call("report", "tiny")
+    for name in ("report.html", "report.md"):
+        path = here / "results" / "tiny" / name
+        before = path.read_bytes()
+        path.write_bytes(b"\xff\xfe")
+        assert refused(call("report", "--check"), name, code=1)
+        path.write_bytes(before)
+
+
+def test_tables_are_wide_where_there_is_no_terminal(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    train()
+    text = call("report", "tiny").stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "% above optimum" in text
+
+
+def test_a_narrow_terminal_cuts_no_number(here):
+    from rich.console import Console
+
+    from discretegrad_lab import report, results
+
+    train()
+    call("report", "tiny")
+    stream = io.StringIO()
+    found = results.read(here / "results" / "tiny")
+    report.show(report.section(found), Console(file=stream, width=40))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()
+
+
 def test_results_that_cannot_be_written(here):
     train()
     (here / "results").write_text("a file")
@@ -809,6 +946,20 @@ def test_data_are_checked(here):
     damaged = call("data", "check", "--data", "mine")
     assert damaged.exit_code == 1
     assert "damaged" in damaged.stdout
+
+
+def test_data_that_no_recipe_needs_may_be_missing(here, monkeypatch):
+    assert call("data", "check", "fashion-mnist").exit_code == 1
+    states = [
+        data.Report("mnist", "a", "ok", None),
+        data.Report("fashion-mnist", "b", "missing", None),
+    ]
+    monkeypatch.setattr(data, "check", lambda directory: states)
+    found = call("data", "check")
+    assert found.exit_code == 0
+    assert "fashion" not in found.stdout
+    states[1] = data.Report("fashion-mnist", "b", "damaged", None)
+    assert call("data", "check").exit_code == 1
 
 
 @pytest.mark.usefixtures("small_data")
@@ -916,6 +1067,51 @@ def test_without_the_lab_packages_it_says_what_to_install(here, missing):
     )
 
 
+def test_a_reader_that_leaves_is_no_error(here):
+    with process(here, "list") as running:
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 1
+
+
+def test_a_terminal_that_knows_only_ascii(here):
+    running = process(here, "list", before="import sys", PYTHONIOENCODING="ascii")
+    out, error = running.communicate(timeout=60)
+    assert (running.returncode, error) == (0, "")
+    running = process(here, "doctor", PYTHONIOENCODING="ascii")
+    out, error = running.communicate(timeout=120)
+    assert "Traceback" not in error
+    assert "? " in out
+
+
+def test_an_interrupt_while_it_starts(here):
+    before = """
+        import sys
+
+        class Interrupting:
+            def find_spec(self, name, path, target=None):
+                if name == "discretegrad_lab.cli":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupting())
+    """
+    running = process(here, "list", before=before)
+    assert running.communicate(timeout=60) == ("", "")
+    assert running.returncode == 130
+
+
+def test_a_second_interrupt_says_what_is_lost(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "execute", interrupted)
+    result = call("run", "tiny", "--device", "cpu", "--json")
+    assert result.exit_code == 130
+    last = lines(result.stdout)[-1]
+    assert (last["event"], last["exit_code"]) == ("error", 130)
+    assert result.stderr == "discretegrad: interrupted; runs go on from their last checkpoints\n"
+
+
 def test_help_does_not_wait_for_torch(here):
     hide = "import sys\nsys.modules['torch'] = None"
     helped = process(here, "run", "--help", before=hide)
@@ -957,6 +1153,14 @@ def test_an_interrupted_command_saves_and_goes_on(here, monkeypatch):
     assert (running.returncode, error) == (130, "")
     last = lines(out)[-1]
     assert (last["event"], last["stopped_by"], last["exit_code"]) == ("outcome", "SIGINT", 130)
+    # without JSON it says so at once
+    running = process(here, "run", "long", "--device", "cpu", before=LONG)
+    while "epoch" not in running.stderr.readline():
+        pass
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "discretegrad: stopping after this epoch; once more" in error
     monkeypatch.setitem(recipes.RECIPES, "long", long_recipe())
     again = lines(call("run", "long", "--json", "--budget", "1s", "--device", "cpu").stdout)
     assert again[-1]["exit_code"] == 3

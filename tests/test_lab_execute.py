@@ -22,9 +22,10 @@ import torch
 from discretegrad_lab import environment
 from discretegrad_lab import execute as module
 from discretegrad_lab import store as store_module
-from discretegrad_lab.config import Polynomial, Vae
+from discretegrad_lab.config import VERSION, Polynomial, Vae
 from discretegrad_lab.execute import Listener, estimate, execute
 from discretegrad_lab.store import NewerStore, Store, StoreError
+from discretegrad_lab.trainer import EpochAbandoned, Stack
 
 EPOCHS = 8
 DIVERGES = 9.0
@@ -48,10 +49,16 @@ class FakeStack:
         generator = torch.Generator().manual_seed(run.seed * 1000 + epoch)
         return torch.randn(50, dtype=torch.float64, generator=generator)
 
-    def advance(self):
+    def step(self):
+        time.sleep(self.sleep / self.steps_per_epoch)
+
+    def advance(self, stop=None):
         if self.each is not None:
             self.each(self)
-        time.sleep(self.sleep)
+        for _ in range(self.steps_per_epoch):
+            if stop is not None and stop():
+                raise EpochAbandoned
+            self.step()
         self.epoch += 1
         for number, run in enumerate(self.runs):
             self.x[number] = (2 * self.x[number] + self.noise(run, self.epoch)).sin()
@@ -426,6 +433,33 @@ def test_a_second_signal_stops_at_once(store, expected):
     assert results(store, runs) == expected(runs)
 
 
+def test_the_first_signal_is_announced_at_once(store):
+    runs, said, record = runs_of(2), [], Record()
+
+    def announce(name):
+        said.append((name, record.events[-1]))
+        # the terminal is gone
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def within(stack):
+        if stack.epoch == 2:
+            interrupt()
+
+    options = {"listener": record, "announce": announce}
+    assert train(runs, store, make_stack=fake(each=within), **options).stopped_by == "SIGINT"
+    assert said == [("SIGINT", ("epoch", 2))]
+    assert store.status(runs[0]).epoch == 3
+
+    def twice(stack):
+        signal.raise_signal(signal.SIGTERM)
+        interrupt()
+
+    said.clear()
+    with pytest.raises(KeyboardInterrupt):
+        train(runs, store, make_stack=fake(each=twice), **options)
+    assert [name for name, _ in said] == ["SIGTERM"]
+
+
 def test_other_threads_do_without_signals(store):
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.append(train(runs_of(2), store)))
@@ -470,17 +504,17 @@ class Clock:
 
         monkeypatch.setattr(module._Writer, "start", start_and_settle)
 
-    def stack(self, epoch=10.0, state=0.0, building=0.0):
+    def stack(self, epoch=10.0, state=0.0, building=0.0, **options):
         clock = self
 
         class Timed(FakeStack):
             def __init__(self, *arguments):
                 clock.now += building
-                super().__init__(*arguments)
+                super().__init__(*arguments, **options)
 
-            def advance(self):
-                clock.now += epoch(self.epoch) if callable(epoch) else epoch
-                return super().advance()
+            def step(self):
+                seconds = epoch(self.epoch) if callable(epoch) else epoch
+                clock.now += seconds / self.steps_per_epoch
 
             def state(self, member):
                 clock.now += state
@@ -496,14 +530,57 @@ def test_the_budget_is_kept(store, expected, monkeypatch, budget):
         clock = Clock(patch)
         outcome = train(runs, store, make_stack=clock.stack(), budget=budget)
         used = clock.now - 1000.0
-    # at least one epoch, since nobody knows how long the first one takes
-    assert used <= max(budget, 10.0)
+    assert used <= budget
     assert used + 10.0 * 1.2 + 1 > budget or outcome.complete
     assert outcome.complete == (budget > 80)
     assert outcome.stopped_by == (None if outcome.complete else "budget")
+    # nobody knows how long the first epoch takes
+    assert outcome.abandoned == (budget < 10)
     assert store.status(runs[0]).epoch == used // 10
     assert train(runs, store).complete
     assert results(store, runs) == expected(runs)
+
+
+def test_an_epoch_beyond_the_budget_is_given_up(store, expected, monkeypatch):
+    runs = [*runs_of(3), *runs_of(2, latents=64)]
+    record = Record()
+    with monkeypatch.context() as patch:
+        stack = Clock(patch).stack()
+        outcome = train(runs, store, make_stack=stack, budget=5.5, listener=record)
+    assert (outcome.stopped, outcome.stopped_by) == (tuple(runs), "budget")
+    assert outcome.abandoned
+    assert record.only("started", "epoch", "checkpoint", "finished") == [
+        ("started", 3, 0),
+        ("finished", 3, 0),
+    ]
+    # nothing is stored, and everything is free
+    assert not list(store.runs())
+    assert train(runs, Store(store.root)).finished == tuple(runs)
+    assert results(store, runs) == expected(runs)
+
+
+@pytest.mark.parametrize("every", [0, None], ids=["saved", "not saved"])
+def test_what_is_not_saved_is_not_given_up(store, expected, monkeypatch, every):
+    runs = runs_of(2)
+    with monkeypatch.context() as patch:
+        clock = Clock(patch)
+        # the second epoch takes longer than the first one lets expect
+        stack = clock.stack(epoch=lambda epoch: 40.0 if epoch else 10.0)
+        outcome = train(runs, store, make_stack=stack, budget=30.0, checkpoint_every=every)
+        used = clock.now - 1000.0
+    assert outcome.stopped_by == "budget"
+    assert (outcome.abandoned, used) == ((True, 30.0) if every == 0 else (False, 50.0))
+    assert store.status(runs[0]).epoch == (1 if every == 0 else 2)
+    assert train(runs, store).complete
+    assert results(store, runs) == expected(runs)
+
+
+def test_after_a_signal_an_epoch_is_finished_beyond_the_budget(store, monkeypatch):
+    runs = runs_of(2)
+    stack = Clock(monkeypatch).stack(each=lambda stack: interrupt())
+    outcome = train(runs, store, make_stack=stack, budget=5.0)
+    assert (outcome.stopped_by, outcome.abandoned) == ("SIGINT", False)
+    assert store.status(runs[0]).epoch == 1
 
 
 @pytest.mark.parametrize("budget", range(75, 200, 11))
@@ -835,17 +912,44 @@ def test_a_directory_that_cannot_be_written(store, monkeypatch):
     assert not store.root.exists()
 
 
-def test_a_newer_store_is_refused(store):
+def make_newer(directory, what):
+    """Let a stored run be one that a newer version wrote."""
+    path = directory / "status.json"
+    document = json.loads(path.read_text())
+    del document["sha256"]
+    if what == "format":
+        document["format"] = store_module.FORMAT + 1
+    else:
+        config = json.loads((directory / "config.json").read_text())
+        content = store_module._dump(config | {"version": VERSION + 1, "new": "field"})
+        (directory / "config.json").write_bytes(content)
+        document["files"]["config"] |= {
+            "bytes": len(content),
+            "sha256": store_module._sha256(content),
+        }
+    path.write_bytes(store_module._dump(store_module._sealed(document)))
+
+
+@pytest.mark.parametrize("what", ["format", "configuration"])
+@pytest.mark.parametrize("whose", ["wanted", "another", "of another hash", "of a new task"])
+def test_a_newer_store_is_refused(store, what, whose):
     runs = runs_of(3)
     train(runs[:1], store)
-    path = store.directory(runs[0]) / "status.json"
-    document = json.loads(path.read_text()) | {"format": 2}
-    del document["sha256"]
-    path.write_bytes(store_module._dump(store_module._sealed(document)))
+    directory = store.directory(runs[0])
+    make_newer(directory, what)
+    if whose == "of another hash":
+        directory.rename(directory.with_name("0123456789abcdef"))
+    elif whose == "of a new task":
+        directory.parent.rename(store.root / "new")
     before = tree(store.root)
+    wanted = runs[::-1] if whose == "wanted" else runs[1:]
+    record = Record()
     with pytest.raises(NewerStore, match="install the discretegrad that wrote it"):
-        train(runs[::-1], store)
+        train(wanted, store, listener=record)
+    assert not record.events
     assert tree(store.root) == before
+    with pytest.raises(NewerStore):
+        estimate(wanted, store)
 
 
 @pytest.mark.parametrize(
@@ -901,6 +1005,37 @@ def test_an_estimate_with_experience(store, monkeypatch):
     assert list(estimate(runs, store, bytes_per_member=lambda run: 10).damaged) == [runs[0]]
 
 
+def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
+    def of(**counts):
+        return [run for name, count in counts.items() for run in runs_of(count, estimator=name)]
+
+    def seconds(**counts):
+        (stack,) = estimate(of(**counts), Store(store.root), bytes_per_member=lambda run: 1).stacks
+        return stack.seconds and stack.seconds / EPOCHS
+
+    def trained(first, epoch, **counts):
+        """In one stack, from a seed on that no estimate asks for."""
+        with monkeypatch.context() as patch:
+            runs = [replace(run, seed=run.seed + first) for run in of(**counts)]
+            assert train(runs, store, make_stack=Clock(patch).stack(epoch=epoch)).complete
+
+    trained(1000, 10.0, exact=4)
+    assert seconds(exact=2) == 10.0
+    assert seconds(exact=8) == 20.0
+    # a cheap one says nothing about the others
+    assert seconds(exact=2, st=1) is None
+    trained(1000, 400.0, st=1, reinmax=1)
+    assert seconds(exact=2, st=1) == 410.0
+    # what was trained together counts once
+    assert seconds(exact=2, st=1, reinmax=1) == 410.0
+    assert seconds(exact=8, st=2, reinmax=4) == 2 * 10.0 + 3 * 400.0
+    # another stack as large, whose runs come in no order
+    trained(2000, 390.0, st=1, reinmax=1)
+    assert seconds(st=1, reinmax=1) == 400.0
+    trained(3000, 500.0, st=3)
+    assert seconds(st=1) == 500.0
+
+
 def test_an_estimate_asks_the_task(store):
     found = estimate([*runs_of(2), Vae(estimator="st", categories=8, latents=4)], store)
     assert found.bytes > 10**6
@@ -940,9 +1075,33 @@ def test_the_real_stack_goes_on_exactly(store, tmp_path):
     assert results(store, runs) == results(whole, runs)
 
 
-def test_the_real_stack_hands_out_copies():
-    from discretegrad_lab.trainer import Stack
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("saved", [0, 2])
+def test_the_real_stack_goes_on_after_an_epoch_that_was_given_up(
+    store, tmp_path, monkeypatch, saved
+):
+    runs = [
+        Polynomial(estimator=name, epochs=4, steps_per_epoch=5, latents=6, batch=8, draws=10)
+        for name in ("reinmax", "rodeo", "exact", "gr-mck")
+    ]
+    whole = Store(tmp_path / "whole")
+    assert execute(runs, whole).complete
+    with monkeypatch.context() as patch:
+        clock = Clock(patch)
 
+        class Slow(Stack):
+            def _train(self):
+                clock.now += 1.0 if self.epoch < saved else 100.0
+                super()._train()
+
+        outcome = execute(runs, store, make_stack=Slow, budget=150.0, checkpoint_every=0)
+    assert outcome.abandoned
+    assert [store.status(run).epoch for run in runs] == [saved] * len(runs)
+    assert execute(runs, store).finished == tuple(runs)
+    assert results(store, runs) == results(whole, runs)
+
+
+def test_the_real_stack_hands_out_copies():
     stack = Stack(runs_of(2, steps_per_epoch=3, latents=4, batch=8))
     stack.advance()
     state = stack.state(0)

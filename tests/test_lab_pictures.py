@@ -44,7 +44,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_one_finished_model_of_each_estimator(store):
-    models = finished(RECIPE, store)
+    models = finished(RECIPE, store, [])
     assert [(run.estimator, run.seed) for run in models] == [("reinmax", 0), ("st", 0)]
 
 
@@ -52,7 +52,7 @@ def test_only_models_of_images(store):
     runs = [Polynomial(estimator="reinmax", latents=2, batch=2, steps_per_epoch=1, epochs=1)]
     execute(runs, store, device="cpu")
     other = replace(RECIPE, build=lambda estimator, seed: iter(runs), estimators=("reinmax",))
-    assert finished(other, store) == []
+    assert finished(other, store, []) == []
 
 
 def test_the_picture_shows_what_the_trained_models_make_of_the_images(store, tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_the_picture_shows_what_the_trained_models_make_of_the_images(store, tmp
     kept = plots.picture_grid
     monkeypatch.setattr(plots, "picture_grid", recorded)
     path = tmp_path / "pictures.png"
-    models = finished(RECIPE, store)
+    models = finished(RECIPE, store, [])
     draw_reconstructions(models, store, path, images=IMAGES)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert list(drawn) == ["original", "ReinMax", "ST"]

@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import errno
 import io
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from scipy import stats
 
 from discretegrad_lab import claims, page, published, report, results
 from discretegrad_lab.claims import evaluate
+from discretegrad_lab.files import write_whole
 from discretegrad_lab.readings import arrival, best_loss, decimal, every_epoch, percent
 from discretegrad_lab.recipes import RECIPES
 from discretegrad_lab.results import Results, Row
@@ -239,13 +242,35 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
     results.write(vae(), folder)
     good = (folder / results.RUNS).read_text()
     for text, message in (
-        (good.replace("diverged_step", "step", 1), "expected the columns diverged_step in vae"),
-        (good.replace(",finished,", ",done,", 1), "expected a state of finished, .* got 'done'"),
-        (good.rpartition(",")[0] + "\n", "expected as many cells in every line"),
+        (good.replace("diverged_step", "step", 1), "got: no columns diverged_step in runs"),
+        (good.replace(",finished,", ",done,", 1), "got: the state 'done' in runs.csv, which"),
+        (good.rpartition(",")[0] + "\n", "got: lines of different lengths in runs.csv"),
+        (good.replace(",st,", ",tst,", 1), "got: the estimator 'tst' in runs.csv"),
+        (good.replace(",finished,160,", ",finished,16o,", 1), "got: invalid literal"),
+        (good + '"', "got: unexpected end of data"),
     ):
         (folder / results.RUNS).write_text(text)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as error:
             results.read(folder)
+        assert str(folder) in str(error.value)
+        assert "move them away" in str(error.value)
+    (folder / results.RUNS).write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="decode"):
+        results.read(folder)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("old")
+
+    def refuse(path, content):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "file", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_curves_of_many_runs_are_thinned(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -23,7 +24,7 @@ from discretegrad_lab.tasks.polynomial import (
     _alone,
     best_loss,
 )
-from discretegrad_lab.trainer import Stack
+from discretegrad_lab.trainer import EpochAbandoned, Stack
 from lab_cases import use_small_images
 
 LEVEL = 1e-6
@@ -434,6 +435,61 @@ def test_states_are_copies_of_all_that_members_have(task, monkeypatch):
     assert_same_states(together, before)
     assert_same_states(alone, before)
     assert_same_states([{n: state[n] for n in before[m]} for m, state in enumerate(stored)], before)
+
+
+def global_settings():
+    checks = discretegrad.set_checks("auto")
+    discretegrad.set_checks(checks)
+    return checks, torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+
+
+def test_an_epoch_can_be_given_up_before_any_step():
+    runs = [run(name, tf32=True) for name in ESTIMATORS]
+    stack, asked, settings = Stack(runs), [], global_settings()
+
+    def stop():
+        asked.append(stack._step.item())
+        return len(asked) > 8
+
+    first = stack.advance(stop)
+    assert asked == [0, 1, 2, 3, 4]
+    assert first == Stack(runs).advance()
+    with pytest.raises(EpochAbandoned):
+        stack.advance(stop)
+    assert asked[5:] == [5, 6, 7, 8]
+    assert stack.epoch == 1
+    assert global_settings() == settings
+
+
+def test_an_epoch_can_be_given_up_between_graphs(monkeypatch):
+    """They are only queued, so it asks once the graph before the last one is done."""
+    done = []
+
+    class Event:
+        def record(self, stream):
+            self.number = done.count("replay")
+
+        def synchronize(self):
+            done.append(f"wait for {self.number}")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    stack = Stack([run(steps_per_epoch=80)])
+    stack._graph = SimpleNamespace(replay=lambda: done.append("replay"))
+    stack.advance()
+    assert done == 4 * ["replay"]
+    done.clear()
+
+    def stop():
+        done.append("ask")
+        return done.count("ask") > 3
+
+    with pytest.raises(EpochAbandoned):
+        stack.advance(stop)
+    assert done == [
+        *("ask", "replay", "ask", "replay", "wait for 1"),
+        *("ask", "replay", "wait for 2", "ask"),
+    ]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

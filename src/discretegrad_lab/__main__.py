@@ -1,6 +1,7 @@
 """The command ``discretegrad``, also as ``python -m discretegrad_lab``."""
 
 import importlib.util
+import io
 import sys
 
 NEEDED = ("rich", "safetensors", "typer")
@@ -16,9 +17,16 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-    from .cli import app
+    for stream in (sys.stdout, sys.stderr):
+        # a question mark is better than no table where a terminal knows only ASCII
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        from .cli import app
 
-    app(prog_name="discretegrad")
+        app(prog_name="discretegrad")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

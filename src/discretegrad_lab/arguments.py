@@ -1,6 +1,7 @@
 """What users write on the command line, as values; a ``ValueError`` says what is wrong with it."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
     from .recipes import Recipe
 
 _MOST_SEEDS = 100_000
+# what a run takes, see ``config``, whose import takes seconds
+_LARGEST_SEED = 2**31 - 1
+_SOME_SEEDS = "give a number of seeds such as 5, or seeds such as 0-4,7"
 
 
 def find_recipe(name: str) -> "Recipe":
@@ -25,21 +29,31 @@ def find_recipe(name: str) -> "Recipe":
 
 def parse_seeds(text: str) -> list[int]:
     """``5`` as 0 to 4, ``0-4,7`` as it says."""
-    remedy = "give a number of seeds such as 5, or seeds such as 0-4,7"
     if re.fullmatch(r"\d+", text.strip()):
-        ranges = [(0, int(text) - 1)]
+        ranges = [(0, _seed(text.strip()) - 1)]
     else:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         matches = [re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", part) for part in parts]
         if not matches or None in matches:
-            raise ValueError(f"expected seeds, got {text!r}; {remedy}")
-        ranges = [(int(m[1]), int(m[2] or m[1])) for m in matches if m]
+            raise ValueError(f"expected seeds, got {text!r}; {_SOME_SEEDS}")
+        ranges = [(_seed(m[1]), _seed(m[2] or m[1])) for m in matches if m]
     if any(first > last for first, last in ranges):
-        raise ValueError(f"expected at least one seed in every part, got {text!r}; {remedy}")
+        raise ValueError(f"expected at least one seed in every part, got {text!r}; {_SOME_SEEDS}")
     if sum(last - first + 1 for first, last in ranges) > _MOST_SEEDS:
-        raise ValueError(f"expected at most {_MOST_SEEDS:,} seeds, got {text!r}; {remedy}")
+        raise ValueError(f"expected at most {_MOST_SEEDS:,} seeds, got {text!r}; {_SOME_SEEDS}")
     seeds = [seed for first, last in ranges for seed in range(first, last + 1)]
     return list(dict.fromkeys(seeds))
+
+
+def _seed(digits: str) -> int:
+    # Python refuses to read thousands of digits, in words that are not for users
+    long = len(digits) > 20
+    if long or int(digits) > _LARGEST_SEED:
+        got = f"a number of {len(digits)} digits" if long else digits
+        raise ValueError(
+            f"expected seeds between 0 and {_LARGEST_SEED} (2**31 - 1), got {got}; {_SOME_SEEDS}"
+        )
+    return int(digits)
 
 
 def parse_estimators(text: str) -> list[str]:
@@ -70,7 +84,7 @@ def parse_budget(text: str) -> float:
         if match
         else 0.0
     )
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise ValueError(
             f"expected a time as --budget, got {text!r}; give it in seconds, minutes or hours, "
             "such as 90s, 9m or 1h30m"

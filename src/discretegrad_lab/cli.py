@@ -6,10 +6,12 @@ What it needs is imported where it is used: torch takes seconds, and help should
 import contextlib
 import importlib.util
 import inspect
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -46,8 +48,11 @@ DONE, FAILED, USAGE, WORK_LEFT, INTERRUPTED = 0, 1, 2, 3, 130
 _EXIT_CODES = (
     "[bold]Exit codes:[/] 0 done; 1 something failed, such as a damaged run or a check; 2 wrong "
     "usage or input, nothing was changed; 3 work is left, because the budget ended or another "
-    "process has it; 130 interrupted, what was trained is saved."
+    "process has it; 130 interrupted, what was trained is saved, by a second Ctrl-C only up to the "
+    "last checkpoint."
 )
+_REASONS = 5  # to say of many
+_WIDE = 200  # columns of a table that is not shown on a terminal
 _PAGE = "report.html"
 _PICTURE = "curves.png"
 _RECONSTRUCTIONS = "reconstructions.png"
@@ -164,6 +169,8 @@ def _explaining(events: "Json | None" = None) -> Iterator[None]:
         message, code = str(error), USAGE
     except (DamagedRun, StoreError) as error:
         message, code = str(error), FAILED
+    except KeyboardInterrupt:
+        message, code = "interrupted; runs go on from their last checkpoints", INTERRUPTED
     if events is not None:
         events.event("error", message=message, exit_code=code)
     _end(message, code)
@@ -304,14 +311,18 @@ def run(
             event_files = _event_files(tensorboard)
         began = time.perf_counter()
         with _display(wanted, events, quiet) as listener:
-            outcome = _train(wanted, ray_address, [*listener, *event_files])
+            silent = quiet or json_lines
+            outcome = _train(wanted, ray_address, [*listener, *event_files], silent)
         problems = [files.problem for files in event_files if files.problem]
         code = _exit_code(outcome)
+        if problems and code != INTERRUPTED:
+            code = FAILED
         for problem in problems:
             typer.echo(f"discretegrad: {problem}", err=True)
         seconds = time.perf_counter() - began
         if events is not None:
-            events.event("outcome", **_outcome_fields(outcome), seconds=seconds, exit_code=code)
+            found = {**_outcome_fields(outcome), "problems": problems}
+            events.event("outcome", **found, seconds=seconds, exit_code=code)
         else:
             _summarise(wanted, outcome, seconds, quiet)
         raise typer.Exit(code)
@@ -329,6 +340,8 @@ class _Wanted:
     budget: float | None
     largest_stack: int | None
     engine: Engine
+    selection: dict[str, str | None]
+    """Options that choose runs, as they were given."""
 
     @classmethod
     def of(
@@ -347,6 +360,11 @@ class _Wanted:
 
         chosen = find_recipe(recipe)
         seconds = None if budget is None else parse_budget(budget)
+        if directory.is_file():
+            raise ValueError(
+                f"expected a directory as --runs, got the file {directory}; choose one"
+            )
+        selection = {"--seeds": seeds, "--estimators": estimators}
         runs = _runs(chosen, seeds, estimators)
         if engine is Engine.local:
             device = find_device(device)
@@ -355,7 +373,9 @@ class _Wanted:
                 f"expected the device auto, cpu or cuda with --engine ray, got {device!r}; Ray "
                 "gives every stack a device of that kind"
             )
-        return cls(chosen, runs, Store(directory), device, data, seconds, largest_stack, engine)
+        return cls(
+            chosen, runs, Store(directory), device, data, seconds, largest_stack, engine, selection
+        )
 
     def check_data(self) -> None:
         """Raise ``DataError`` if the recipe's data are missing or damaged."""
@@ -366,8 +386,11 @@ class _Wanted:
 
     def again(self) -> str:
         """What other commands need to find these runs."""
-        place = "" if self.store.root == Path("runs") else f" --runs {self.store.root}"
-        return f"{self.recipe.name}{place}"
+        options = dict(self.selection)
+        if self.store.root != Path("runs"):
+            options["--runs"] = str(self.store.root)
+        words = [word for name, x in options.items() if x is not None for word in (name, x)]
+        return shlex.join([self.recipe.name, *words])
 
 
 def _runs(recipe: "Recipe", seeds: str | None, estimators: str | None) -> "list[Run]":
@@ -451,8 +474,8 @@ def _time_notes(wanted: _Wanted, plan: "Estimate", device: str) -> list[str]:
         return [f"The time is measured for {many(measured, 'stack')} and scaled for the others."]
     return [
         f"No runs like these were trained on {device} yet, so their speed is not known. Train for "
-        f"a minute with `discretegrad run {wanted.again()} --budget 1m`, of which nothing is lost, "
-        "and ask again."
+        f"a minute with `discretegrad run {wanted.again()} --budget 1m`, which loses no whole "
+        "epoch, and ask again."
     ]
 
 
@@ -514,7 +537,9 @@ def _event_files(directory: Path | None) -> "list[EventFiles]":
     return [EventFiles(directory)]
 
 
-def _train(wanted: _Wanted, address: str | None, listeners: "Sequence[Listener]") -> "Outcome":
+def _train(
+    wanted: _Wanted, address: str | None, listeners: "Sequence[Listener]", silent: bool
+) -> "Outcome":
     import torch
 
     from .display import Together
@@ -536,13 +561,19 @@ def _train(wanted: _Wanted, address: str | None, listeners: "Sequence[Listener]"
                 raise Refused(str(error), FAILED) from error
         from .execute import execute
 
-        return execute(wanted.runs, wanted.store, **options)
+        announce = None if silent else _announce
+        return execute(wanted.runs, wanted.store, announce=announce, **options)
     except torch.OutOfMemoryError as error:
         raise Refused(
             f"expected memory for a single run on {wanted.device}, got: "
             f"{str(error).splitlines()[0]} Stop what else uses it, or choose another --device",
             FAILED,
         ) from error
+
+
+def _announce(_: str) -> None:
+    """Within the handler of a signal, where nothing but this is safe."""
+    os.write(2, b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n")
 
 
 def _exit_code(outcome: "Outcome") -> int:
@@ -561,6 +592,7 @@ def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
         **{name: [one.identity for one in getattr(outcome, name)] for name in _GROUPS},
         "damaged": {one.identity: reason for one, reason in outcome.damaged.items()},
         "stopped_by": outcome.stopped_by,
+        "abandoned": outcome.abandoned,
         "complete": outcome.complete,
     }
 
@@ -576,14 +608,19 @@ def _summarise(wanted: _Wanted, outcome: "Outcome", seconds: float, quiet: bool)
     ]
     if outcome.damaged:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
-    for reason in list(outcome.damaged.values())[:5]:
-        typer.echo(f"discretegrad: {reason}", err=True)
     if quiet:
+        # others have heard of it when it was met
+        _tell(list(outcome.damaged.values()))
         return
     typer.echo(f"{wanted.recipe.name}: {', '.join(parts)}, in {duration(seconds)}.")
     if outcome.stopped:
         cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
         typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
+        if outcome.abandoned:
+            typer.echo(
+                "An epoch was given up since it was not done in time; if that happens again, give "
+                "a larger --budget, or a smaller --largest-stack, whose epochs take less time."
+            )
     elif outcome.complete:
         typer.echo(f"Next: discretegrad report {wanted.again()}")
 
@@ -614,34 +651,49 @@ def report(
 
     Goes from the stored runs to CSV, Markdown and an HTML page in a folder for each recipe. Without
     names it takes the recipes that have a folder already and those whose runs are all done. Results
-    in the folder are kept where a run is not stored here, or is not done.
+    in the folder are kept where a run is not stored here, or is not done, also of runs that were
+    not asked for.
     """
     with _explaining():
         if check:
             _check_reports(recipes, results)
             return
         from .display import size
+        from .files import write_whole
         from .page import render
         from .report import page, section, show, write
-        from .results import read, write_whole
+        from .results import read
         from .results import write as write_results
         from .store import Store
 
         store = Store(runs)
-        with _checking_input(), _writing(results):
-            for recipe in _to_report(recipes, store, results):
-                folder = results / recipe.name
-                wanted = _runs(recipe, seeds, estimators)
-                found = _gather(recipe, wanted, store, folder)
+        damaged: list[str] = []
+        with _checking_input(), _files(results):
+            wanted = [
+                (recipe, _runs(recipe, seeds, estimators))
+                for recipe in _to_report(recipes, store, results)
+            ]
+            # all of them before the first is written
+            gathered = {
+                results / recipe.name: _gather(
+                    recipe, chosen, store, results / recipe.name, damaged
+                )
+                for recipe, chosen in wanted
+            }
+            for folder, found in gathered.items():
                 write_results(found, folder)
                 write(folder)
                 # from the rounded numbers of the files, as a check would
-                found = read(folder)
-                write_whole(folder / _PAGE, render(page([found])))
-                if not quiet:
-                    show(section(found), Console())
-                    total = sum(path.stat().st_size for path in folder.iterdir())
-                    typer.echo(f"Wrote {folder} ({size(total)}); open {folder / _PAGE}")
+                write_whole(folder / _PAGE, render(page([read(folder)])))
+        # a pipe to a file or a pager needs no width of a terminal
+        console = Console(width=None if sys.stdout.isatty() else _WIDE)
+        for folder in () if quiet else gathered:
+            show(section(read(folder)), console)
+            total = sum(path.stat().st_size for path in folder.iterdir())
+            typer.echo(f"Wrote {folder} ({size(total)}); open {folder / _PAGE}")
+        if damaged:
+            _tell(damaged)
+            raise typer.Exit(FAILED)
 
 
 def _to_report(names: Sequence[str] | None, store: "Store", results: Path) -> "list[Recipe]":
@@ -665,24 +717,27 @@ def _to_report(names: Sequence[str] | None, store: "Store", results: Path) -> "l
     return chosen
 
 
-def _gather(recipe: "Recipe", runs: "Sequence[Run]", store: "Store", folder: Path) -> "Results":
-    """Stored runs; where one is not done, what the folder has of it."""
-    from .results import collect, read
+def _gather(
+    recipe: "Recipe", runs: "Sequence[Run]", store: "Store", folder: Path, damaged: list[str]
+) -> "Results":
+    """Stored runs, and what only the folder has."""
+    from .results import gather, read
 
-    found, before = collect(recipe, store, runs), read(folder)
-    done = {row.identity: row for row in before.rows if row.state in ("finished", "diverged")}
-    rows, curves = [], dict(found.curves)
-    for row in found.rows:
-        if row.state not in ("finished", "diverged") and row.identity in done:
-            row = done[row.identity]
-            curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
-        rows.append(row)
-    if all(row.state == "missing" for row in rows):
+    found = gather(recipe, runs, store, read(folder), damaged)
+    if all(row.state == "missing" for row in found.rows):
         raise ValueError(
             f"expected runs of {recipe.name} in {store.root}, got none; train them with "
             f"`discretegrad run {recipe.name}`, or say where they are with --runs"
         )
-    return replace(found, rows=tuple(rows), curves=curves)
+    return found
+
+
+def _tell(reasons: Sequence[str]) -> None:
+    """Say the first of them, and how many more there are."""
+    for reason in reasons[:_REASONS]:
+        typer.echo(f"discretegrad: {reason}", err=True)
+    if len(reasons) > _REASONS:
+        typer.echo(f"discretegrad: and {len(reasons) - _REASONS:,} more", err=True)
 
 
 def _check_reports(names: Sequence[str] | None, results: Path) -> None:
@@ -690,8 +745,8 @@ def _check_reports(names: Sequence[str] | None, results: Path) -> None:
     from .report import check, page
     from .results import RUNS, read
 
-    folders = sorted(path.parent for path in results.glob(f"*/{RUNS}"))
-    with _checking_input():
+    with _checking_input(), _files(results):
+        folders = sorted(path.parent for path in results.glob(f"*/{RUNS}"))
         if names:
             raise ValueError("expected no recipe with --check, which looks at all; leave it out")
         if not folders:
@@ -699,16 +754,16 @@ def _check_reports(names: Sequence[str] | None, results: Path) -> None:
                 f"expected results below {results}, got none; say where they are with --results"
             )
         difference = check(results)
-    if difference:
-        raise Refused(difference, FAILED)
-    for folder in folders:
-        path = folder / _PAGE
-        if path.exists() and path.read_text(encoding="utf-8") != render(page([read(folder)])):
-            raise Refused(
-                f"expected {folder.name}/{_PAGE} to follow from the results beside it, got another "
-                f"page; write it again with `discretegrad report {folder.name}`",
-                FAILED,
-            )
+        if difference:
+            raise Refused(difference, FAILED)
+        for folder in folders:
+            path = folder / _PAGE
+            if path.exists() and path.read_bytes() != render(page([read(folder)])).encode():
+                raise Refused(
+                    f"expected {folder.name}/{_PAGE} to follow from the results beside it, got "
+                    f"another page; write it again with `discretegrad report {folder.name}`",
+                    FAILED,
+                )
     typer.echo(f"All tables of {many(len(folders), 'recipe')} follow from their results.")
 
 
@@ -730,12 +785,13 @@ def plot(
                 "expected the package matplotlib for plots, got none; install it with "
                 '`pip install "discretegrad[lab]"`'
             )
+        from .data import load_mnist
         from .page import Figure
         from .recipes import RECIPES
         from .report import section
         from .results import RUNS, read
 
-        with _checking_input(), _writing(results):
+        with _checking_input(), _files(results):
             names = dict.fromkeys(recipes or ()) or [
                 name for name in RECIPES if (results / name / RUNS).exists()
             ]
@@ -756,26 +812,49 @@ def plot(
             from .plots import draw
             from .store import Store
 
-            for recipe in chosen:
-                folder = results / recipe.name
-                items = section(read(folder)).items
-                draw([one for one in items if isinstance(one, Figure)], folder / _PICTURE)
-                typer.echo(f"Wrote {folder / _PICTURE}")
-                models = finished(recipe, Store(runs)) if runs.exists() else []
-                if models:
-                    draw_reconstructions(models, Store(runs), folder / _RECONSTRUCTIONS, data)
-                    typer.echo(f"Wrote {folder / _RECONSTRUCTIONS}")
+            store = Store(runs)
+            figures = {
+                results / recipe.name: [
+                    one
+                    for one in section(read(results / recipe.name)).items
+                    if isinstance(one, Figure)
+                ]
+                for recipe in chosen
+            }
+            damaged: list[str] = []
+            models = {results / recipe.name: finished(recipe, store, damaged) for recipe in chosen}
+            # before the first picture is drawn
+            images = load_mnist(data) if any(models.values()) else None
+            written = []
+            for folder, panels in figures.items():
+                draw(panels, folder / _PICTURE)
+                written.append(folder / _PICTURE)
+                if models[folder]:
+                    path = folder / _RECONSTRUCTIONS
+                    draw_reconstructions(models[folder], store, path, images=images)
+                    written.append(path)
+        for path in written:
+            typer.echo(f"Wrote {path}")
+        if damaged:
+            _tell(damaged)
+            raise typer.Exit(FAILED)
 
 
 @contextlib.contextmanager
-def _writing(directory: Path) -> Iterator[None]:
+def _files(directory: Path) -> Iterator[None]:
+    """Explain what the file system refuses in a directory of results."""
+    from .store import StoreError
+
     try:
         yield
+    except (StoreError, BrokenPipeError):
+        raise
     except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
         raise Refused(
-            f"expected to write in {directory}, got: {error.strerror or error} "
-            f"({error.filename}); make room and see that you may write there, or choose another "
-            "directory with --results",
+            f"expected to read and write in {directory}, got: {error.strerror or error}{where}; "
+            "make room and see that you may write there, or choose another directory with "
+            "--results",
             FAILED,
         ) from error
 
@@ -796,12 +875,10 @@ def fetch(
     """Download data sets from their public sources; without names those that recipes need."""
     from .data import DataError
     from .data import fetch as fetch_data
-    from .recipes import RECIPES
 
     with _explaining():
-        needed = dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.data)
         with _checking_input():
-            chosen = [_data_set(name) for name in names or needed]
+            chosen = [_data_set(name) for name in names or _needed()]
         for name in chosen:
             try:
                 with _bars() as tell:
@@ -819,13 +896,17 @@ def check_data(
     names: DataNames = None,
     directory: DataDirectory = None,
 ) -> None:
-    """Verify the checksums of data sets; without names of all that there are."""
-    from .data import DATA_SETS, check
+    """Verify the checksums of data sets; without names of those that recipes need or that are
+    there."""
+    from .data import check
 
     with _explaining():
         with _checking_input():
-            chosen = [_data_set(name) for name in names or DATA_SETS]
-        found = [one for one in check(directory) if one.data_set in chosen]
+            chosen = dict.fromkeys(_data_set(name) for name in names or _needed())
+        states = check(directory)
+        if not names:
+            chosen |= dict.fromkeys(one.data_set for one in states if one.state != "missing")
+        found = [one for one in states if one.data_set in chosen]
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for heading in ("data set", "file", "state", "where"):
             table.add_column(heading, overflow="fold")
@@ -840,6 +921,13 @@ def check_data(
                 f"damaged; run `discretegrad data fetch {' '.join(bad)}`",
                 FAILED,
             )
+
+
+def _needed() -> dict[str, None]:
+    """Data sets of all recipes."""
+    from .recipes import RECIPES
+
+    return dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.data)
 
 
 def _data_set(name: str) -> str:

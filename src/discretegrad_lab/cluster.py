@@ -125,6 +125,7 @@ class _Job:
         self.stop: str | None = None
         """Why the workers are to stop."""
         self.stopped_by: str | None = None
+        self.abandoned = False
         self.errors: list[Exception] = []
         self.options: dict[str, Any] = {
             "num_cpus": 1,
@@ -237,6 +238,7 @@ class _Job:
                 self.fate |= dict.fromkeys(getattr(outcome, name), name)
             self.damaged |= outcome.damaged
             self.stopped_by = self.stopped_by or outcome.stopped_by
+            self.abandoned = self.abandoned or outcome.abandoned
             if again:
                 # the worker before may have got so far
                 self._look(outcome.already)
@@ -248,13 +250,14 @@ class _Job:
 
     def outcome(self) -> Outcome:
         """Afterwards."""
+        groups: dict[str, Any] = {
+            name: tuple(run for run in self.runs if self.fate.get(run) == name) for name in _GROUPS
+        }
         return Outcome(
-            **{
-                name: tuple(run for run in self.runs if self.fate.get(run) == name)
-                for name in _GROUPS
-            },
+            **groups,
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
             stopped_by=self.stopped_by and (self.stop or self.stopped_by),
+            abandoned=self.abandoned,
         )
 
 
@@ -454,7 +457,7 @@ def _train(
     if outcome.stopped_by is not None:
         _reply(desk.shut.remote(outcome.stopped_by))
     damaged = {run: _at(reason, node) for run, reason in outcome.damaged.items()}
-    fields = {name: getattr(outcome, name) for name in (*_GROUPS, "stopped_by")}
+    fields = {name: getattr(outcome, name) for name in (*_GROUPS, "stopped_by", "abandoned")}
     return Outcome(**fields, damaged=damaged)
 
 

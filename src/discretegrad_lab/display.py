@@ -1,14 +1,14 @@
 """What a user sees of training: a live board, plain lines where there is no terminal, or JSON."""
 
+import contextlib
 import json
 import math
+import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 from types import TracebackType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,16 +28,16 @@ _RECENT = 20
 """Epochs that the speed is measured over."""
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     """What a stack has come to."""
 
-    losses: dict[str, dict[str, float]] = field(default_factory=dict)
-    diverged: dict[str, int] = field(default_factory=dict)
+    losses: Mapping[str, Mapping[str, float]] = {}
+    diverged: Mapping[str, int] = {}
 
 
 class _Epoch(NamedTuple):
-    stack: tuple[Run, ...]
+    stack: int
+    """Its number."""
     time: float
     """When it was told of."""
     steps: int
@@ -48,7 +48,8 @@ class Tally(Listener):
     """Counts: runs, epochs of all runs together, speed, and the losses of the present stack.
 
     Stacks are told of one after the other; those that are trained side by side, on a cluster, take
-    turns, see ``stack_again``.
+    turns, see ``stack_again``. A board reads from another thread: what it goes through is never
+    changed, but replaced.
     """
 
     def __init__(self) -> None:
@@ -63,9 +64,13 @@ class Tally(Listener):
         self._left: dict[Run, int] = {}
         """Epochs to do."""
         self._steps_per_epoch = 0
-        self._seen: dict[tuple[Run, ...], _Seen] = {}
+        # the hash of a large stack takes milliseconds, so stacks are looked up only when told of
+        self._numbers: dict[tuple[Run, ...], int] = {}
+        self._number = 0
+        """Of the present stack."""
+        self._seen: dict[int, _Seen] = {}
         self._began = 0.0
-        self._recent: deque[_Epoch] = deque(maxlen=_RECENT)
+        self._recent: tuple[_Epoch, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -83,27 +88,33 @@ class Tally(Listener):
         return self.done / (self.done + self.left) if self.done else 0.0
 
     @property
-    def losses(self) -> dict[str, dict[str, float]]:
-        """By estimator and metric: the last mean over the members that have a number."""
-        return self._seen[self.stack].losses if self.stack else {}
+    def seen(self) -> _Seen:
+        """What the present stack has come to, as of now."""
+        return self._seen.get(self._number, _Seen())
 
     @property
-    def diverged(self) -> dict[str, int]:
+    def losses(self) -> Mapping[str, Mapping[str, float]]:
+        """By estimator and metric: the last mean over the members that have a number."""
+        return self.seen.losses
+
+    @property
+    def diverged(self) -> Mapping[str, int]:
         """Members of the stack by estimator."""
-        return self._seen[self.stack].diverged if self.stack else {}
+        return self.seen.diverged
 
     @property
     def run_steps_per_second(self) -> float:
         """Steps, times members, a second; lately, of all stacks that are trained side by side."""
-        if not self._recent:
+        recent = self._recent
+        if not recent:
             return 0.0
-        first, last = self._recent[0], self._recent[-1]
+        first, last = recent[0], recent[-1]
         # epochs of a stack cannot overlap, though they may be told of at once
-        busy: dict[tuple[Run, ...], float] = {}
-        for one in self._recent:
+        busy: dict[int, float] = {}
+        for one in recent:
             busy[one.stack] = busy.get(one.stack, 0.0) + one.seconds
         seconds = max(last.time - first.time + first.seconds, *busy.values())
-        return sum(one.steps for one in self._recent) / seconds if seconds else 0.0
+        return sum(one.steps for one in recent) / seconds if seconds else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -129,15 +140,16 @@ class Tally(Listener):
     ) -> None:
         """Take in how far the runs are."""
         self._began = self._began or time.monotonic()
-        self._seen[runs] = _Seen()
-        self._recent.clear()
+        self._recent = ()
         self.stack_again(runs, epoch, epochs, steps_per_epoch)
+        self._seen[self._number] = _Seen()
 
     def stack_again(
         self, runs: tuple[Run, ...], epoch: int, epochs: int, steps_per_epoch: int
     ) -> None:
         """What follows is about this stack, one of several that are trained side by side."""
         self.stack, self.epoch, self.epochs = runs, epoch, epochs
+        self._number = self._numbers.setdefault(runs, len(self._numbers) + 1)
         self._steps_per_epoch = steps_per_epoch
         self._left |= dict.fromkeys(runs, epochs - epoch)
 
@@ -150,19 +162,22 @@ class Tally(Listener):
         self._left |= dict.fromkeys(self.stack, self.epochs - epoch)
         self.done += members
         steps = members * self._steps_per_epoch
-        self._recent.append(_Epoch(self.stack, time.monotonic(), steps, seconds))
+        one = _Epoch(self._number, time.monotonic(), steps, seconds)
+        self._recent = (*self._recent, one)[-_RECENT:]
         places: dict[str, list[int]] = {}
         for number, run in enumerate(self.stack):
             places.setdefault(run.estimator, []).append(number)
-        seen = self._seen[self.stack]
+        found = {estimator: dict(means) for estimator, means in self.losses.items()}
+        diverged = {}
         for estimator, numbers in places.items():
             for name, values in metrics.items():
                 finite = [values[n] for n in numbers if math.isfinite(values[n])]
                 if finite:
-                    seen.losses.setdefault(estimator, {})[name] = fmean(finite)
-            seen.diverged[estimator] = sum(
+                    found.setdefault(estimator, {})[name] = fmean(finite)
+            diverged[estimator] = sum(
                 all(math.isnan(values[n]) for values in metrics.values()) for n in numbers
             )
+        self._seen[self._number] = _Seen(found, diverged)
 
     def stack_finished(self, runs: tuple[Run, ...], epoch: int) -> None:
         """Count the runs that are done."""
@@ -170,6 +185,47 @@ class Tally(Listener):
             self.finished += len(runs)
             for run in runs:
                 self._left.pop(run, None)
+
+
+class _Pipe:
+    """A stream that goes silent when its reader goes away: training must not end with `head`."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._open = file, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write, if somebody reads."""
+        if self._open:
+            try:
+                self._file.write(text)
+            except BrokenPipeError:
+                self._silence()
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what was written, if somebody reads."""
+        if self._open:
+            try:
+                self._file.flush()
+            except BrokenPipeError:
+                self._silence()
+
+    def _silence(self) -> None:
+        self._open = False
+        # what is left in buffers has to go somewhere, or Python fails when it flushes them at exit;
+        # streams in memory have no descriptor
+        with contextlib.suppress(OSError):
+            closed = os.fstat(self._file.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            # stdout and stderr are the same pipe after 2>&1
+            for one in {self._file.fileno(), 1, 2}:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.fstat(one), closed):
+                        os.dup2(nowhere, one)
+            os.close(nowhere)
 
 
 class Lines(Tally):
@@ -182,7 +238,7 @@ class Lines(Tally):
 
     def __init__(self, file: TextIO, every: float = _LINES_EVERY) -> None:
         super().__init__()
-        self._file, self._every = file, every
+        self._file, self._every = _Pipe(file), every
         self._last = -math.inf
 
     def __enter__(self) -> "Lines":
@@ -249,6 +305,8 @@ class Board(Tally):
     def __init__(self, console: Console, budget: float | None = None) -> None:
         super().__init__()
         self._console = console
+        # rich would end the process
+        console.file = cast(TextIO, _Pipe(cast(TextIO, console.file)))
         self._end = None if budget is None else time.monotonic() + budget
         self._live = Live(
             console=console,
@@ -288,8 +346,9 @@ class Board(Tally):
             Text(progress(self)),
         )
         rows: list[RenderableType] = [bar]
-        if self.losses:
-            rows.append(_losses_table(self))
+        seen = self.seen
+        if seen.losses:
+            rows.append(_losses_table(seen))
         if self._end is not None:
             rest = max(self._end - time.monotonic(), 0.0)
             rows.append(Text(f"the budget ends in {duration(rest)}", style="dim"))
@@ -304,7 +363,7 @@ class Json(Listener):
     """
 
     def __init__(self, file: TextIO) -> None:
-        self._file = file
+        self._file = _Pipe(file)
         self._numbers: dict[tuple[Run, ...], int] = {}
         self._stack = self._steps = 0
 
@@ -450,10 +509,11 @@ def progress(tally: Tally) -> str:
 def losses(tally: Tally) -> str:
     """The last losses by estimator, in a line."""
     parts = []
-    for estimator in _estimators(tally):
-        found = tally.losses.get(estimator, {})
+    seen = tally.seen
+    for estimator in _estimators(seen):
+        found = seen.losses.get(estimator, {})
         values = " ".join(f"{name} {value:.5g}" for name, value in found.items())
-        lost = tally.diverged[estimator]
+        lost = seen.diverged[estimator]
         diverged = f"{lost} diverged" if lost else ""
         parts.append(" ".join(filter(None, (ESTIMATORS[estimator].title, values, diverged))))
     return "; ".join(parts) or "no losses yet"
@@ -474,22 +534,23 @@ def duration(seconds: float) -> str:
 def size(count: float) -> str:
     """Bytes in words."""
     for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
+        # from here on three digits are 1000
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
 
 
-def _losses_table(tally: Tally) -> Table:
+def _losses_table(seen: _Seen) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    metrics = dict.fromkeys(name for found in tally.losses.values() for name in found)
+    metrics = dict.fromkeys(name for found in seen.losses.values() for name in found)
     table.add_column("")
     for name in metrics:
         table.add_column(name.replace("_", " "), justify="right")
     table.add_column("")
-    for estimator in _estimators(tally):
-        found = tally.losses.get(estimator, {})
-        lost = tally.diverged[estimator]
+    for estimator in _estimators(seen):
+        found = seen.losses.get(estimator, {})
+        lost = seen.diverged[estimator]
         one = ESTIMATORS[estimator]
         table.add_row(
             Text(one.title, style=one.colour),
@@ -499,8 +560,8 @@ def _losses_table(tally: Tally) -> Table:
     return table
 
 
-def _estimators(tally: Tally) -> list[str]:
-    return [name for name in ESTIMATORS if name in tally.diverged]
+def _estimators(seen: _Seen) -> list[str]:
+    return [name for name in ESTIMATORS if name in seen.diverged]
 
 
 def _count(number: int, what: str) -> str:

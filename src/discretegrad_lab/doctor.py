@@ -3,10 +3,12 @@
 What it needs is imported where it is used, see ``cli``.
 """
 
+import errno
 import importlib.util
 import os
 import platform
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -124,16 +126,34 @@ def _kernels() -> Finding:
 def _disk(runs: Path) -> Finding:
     from .display import size
 
-    place = runs.absolute()
-    while not place.exists():
-        place = place.parent
     what = "runs directory"
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        return Finding(what, f"{runs}: cannot be written", "Choose another with --runs.", True)
-    free = shutil.disk_usage(place).free
+    try:
+        place = _nearest(runs.absolute())
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        reason = error.strerror or error
+        return Finding(
+            what, f"{runs}: cannot be written ({reason})", "Choose another with --runs.", True
+        )
     # ten times the largest recipe
     advice = "" if free > 10e9 else "Free some space, or choose another directory with --runs."
     return Finding(what, f"{runs}: {size(free)} free", advice, broken=free < ROOM)
+
+
+def _nearest(place: Path) -> Path:
+    """The directory itself, or that which it would be made in."""
+    while True:
+        try:
+            # unlike `exists`, says why it cannot tell
+            kind = place.stat().st_mode
+        except FileNotFoundError:
+            place = place.parent
+        else:
+            if not stat.S_ISDIR(kind):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            return place
 
 
 def _data_found(directory: Path | None) -> Iterator[Finding]:

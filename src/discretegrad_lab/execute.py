@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -25,6 +26,7 @@ from torch import Tensor
 from .config import Run
 from .environment import check_device, describe, device_name, free_memory
 from .store import DamagedRun, Environment, Metrics, Saved, Store
+from .trainer import EpochAbandoned, Stack, task_type
 
 _SHARE = {"cuda": 0.85, "cpu": 0.5}
 """Of the free memory that a stack may take by its task's own estimate."""
@@ -47,8 +49,11 @@ class TrainedStack(Protocol):
     steps_per_epoch: int
     diverged: Tensor
 
-    def advance(self) -> dict[str, list[float]]:
-        """Train for an epoch; metrics by name, a number for each member."""
+    def advance(self, stop: Callable[[], bool] | None = None) -> dict[str, list[float]]:
+        """Train for an epoch; metrics by name, a number for each member.
+
+        Raises ``EpochAbandoned``, with ``epoch`` as it was, if ``stop`` says so between two steps.
+        """
 
     def state(self, member: int) -> dict[str, Tensor]:
         """All that a member needs to go on, as copies that training does not change."""
@@ -113,6 +118,8 @@ class Outcome:
     """Left alone, and why."""
     stopped_by: str | None = None
     """``budget`` or the name of a signal."""
+    abandoned: bool = False
+    """An epoch was given up since the budget was over before it was done."""
 
     @property
     def complete(self) -> bool:
@@ -132,7 +139,7 @@ class StackEstimate:
     steps: int
     """Left for every member."""
     seconds: float | None
-    """None if no run like these is stored."""
+    """None if no run like these is stored for one of their estimators."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,7 @@ def execute(
     largest_stack: int | None = None,
     checkpoint_every: float | None = None,
     listener: Listener | None = None,
+    announce: Callable[[str], None] | None = None,
     make_stack: MakeStack | None = None,
     bytes_per_member: Callable[[Run], int] | None = None,
 ) -> Outcome:
@@ -187,12 +195,15 @@ def execute(
         store: Where they are kept.
         device: Where to train.
         budget: Seconds after which to save and stop. An epoch is begun only if it should end, and
-            be saved, in time.
+            be saved, in time. If it does not end in time, it is given up where everything before
+            it is saved.
         data: The directory of the data sets.
         largest_stack: The most members of a stack; by default as many as fit.
         checkpoint_every: Seconds between checkpoints; by default as many as keep their cost below
             2 % of the time.
         listener: Is told what happens.
+        announce: Is told the name of the first signal at once, in its handler, so it should do
+            hardly more than ``os.write``.
         make_stack: Makes a stack; ``discretegrad_lab.trainer.Stack`` by default.
         bytes_per_member: Device memory of one member; asks the task by default.
 
@@ -212,10 +223,10 @@ def execute(
         math.inf if budget is None else started + budget,
         checkpoint_every,
         listener or Listener(),
-        make_stack or _make_stack,
+        make_stack or Stack,
     )
     work.look(runs)
-    with stop_signals() as caught, _Writer() as work.writer:
+    with stop_signals(announce) as caught, _Writer() as work.writer:
         work.caught = caught
         work.go()
     return work.outcome()
@@ -246,7 +257,7 @@ def estimate(
                 epoch,
                 sum(map(fit.bytes_per_member, members)),
                 run.steps_per_epoch * left,
-                _seconds(paces.get(_key(run)), len(members), left),
+                _seconds(paces, members, left),
             )
         )
         for member in members:
@@ -321,6 +332,7 @@ class _Work:
         self.deadline, self.checkpoint_every = deadline, checkpoint_every
         self.listener, self.make_stack = listener, make_stack
         self.stopped_by: str | None = None
+        self.abandoned = False
         self.building = 0.0
         """Seconds from claiming to the first epoch, the last time."""
         self.held: dict[Run, None] = {}
@@ -335,6 +347,9 @@ class _Work:
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
         self.runs = dict.fromkeys(runs)
+        for _ in self.store.runs(damaged=[]):
+            # a newer version may have written others than these, under names of its own
+            pass
         self.pending, self.already, self.damaged = _look(self.runs, self.store)
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
@@ -377,6 +392,7 @@ class _Work:
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
             stopped_by=self.stopped_by,
+            abandoned=self.abandoned,
         )
 
     def _take(self, group: Sequence[Run]) -> bool:
@@ -487,9 +503,20 @@ class _Work:
     ) -> None:
         saved_at = stack.epoch
         last = time.perf_counter()
+
+        def over() -> bool:
+            # epochs before it that are not saved would be lost, and a signal promises to finish it
+            saved = stack.epoch == saved_at
+            return saved and not self.caught and time.perf_counter() >= self.deadline
+
+        stop = None if math.isinf(self.deadline) else over
         while stack.epoch < until and not self._must_stop(pace.next_epoch()):
             began = time.perf_counter()
-            metrics = stack.advance()
+            try:
+                metrics = stack.advance(stop)
+            except EpochAbandoned:
+                self.stopped_by, self.abandoned = "budget", True
+                break
             now = time.perf_counter()
             pace.epoch(now - began)
             for number, member in enumerate(members):
@@ -655,14 +682,18 @@ def _timed(job: Callable[[], None]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[str]]:
-    """Names of signals that ask to stop; a second one stops at once."""
+def stop_signals(announce: Callable[[str], None] | None = None) -> Iterator[list[str]]:
+    """Names of signals that ask to stop, the first one announced; a second one stops at once."""
     caught: list[str] = []
 
     def note(number: int, _: object) -> None:
         if caught:
             raise KeyboardInterrupt
         caught.append(signal.Signals(number).name)
+        if announce is not None:
+            # a terminal that is gone must not cost the epoch
+            with contextlib.suppress(OSError):
+                announce(caught[0])
 
     # Python allows it nowhere else
     if threading.current_thread() is not threading.main_thread():
@@ -710,14 +741,15 @@ def _next_group(pending: Mapping[Run, int]) -> list[Run]:
     return group
 
 
-def _paces(
-    keys: set[tuple[Any, ...]], store: Store, device: str
-) -> dict[tuple[Any, ...], tuple[float, int]]:
-    """Seconds of an epoch on a device, and of how many members, from stored runs."""
-    found: dict[tuple[Any, ...], tuple[float, int]] = {}
+_Paces = dict[tuple[tuple[Any, ...], str], tuple[int, float]]
+"""Members and seconds of an epoch, by the key of a stack and an estimator."""
+
+
+def _paces(keys: set[tuple[Any, ...]], store: Store, device: str) -> _Paces:
+    """Those of the largest stored stacks with an estimator on a device."""
+    found: _Paces = {}
     for run in store.runs(damaged=[]):
-        key = _key(run)
-        if key not in keys:
+        if _key(run) not in keys:
             continue
         status = store.status(run, quick=True)
         if not status.epoch or status.state == "damaged":
@@ -726,18 +758,22 @@ def _paces(
             starts = store.environment(run)
             if {start.get("device") for start in starts} == {device}:
                 members = max(start.get("members", 1) for start in starts)
-                pace = (status.seconds / status.epoch, members)
-                # the largest stack tells most
-                found[key] = max(found.get(key, pace), pace, key=lambda pace: pace[1])
+                pace = (members, status.seconds / status.epoch)
+                # of equal ones the slowest, so that all estimators in both name the same one
+                key = (_key(run), run.estimator)
+                found[key] = max(found.get(key, pace), pace)
     return found
 
 
-def _seconds(pace: tuple[float, int] | None, members: int, epochs: int) -> float | None:
+def _seconds(paces: _Paces, members: Sequence[Run], epochs: int) -> float | None:
     """Of so many epochs; a larger stack takes longer, a smaller one hardly less."""
-    if pace is None:
+    try:
+        # what was trained together has one pace, which counts once
+        stored = Counter(paces[_key(run), run.estimator] for run in members)
+    except KeyError:
         return None
-    seconds, of = pace
-    return seconds * epochs * max(1.0, members / of)
+    each = (seconds * max(1.0, count / of) for (of, seconds), count in stored.items())
+    return epochs * sum(each)
 
 
 def _most_claims() -> int:
@@ -757,15 +793,7 @@ def _free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _make_stack(runs: Sequence[Run], device: torch.device, data: Path | None) -> TrainedStack:
-    from .trainer import Stack
-
-    return Stack(runs, device, data)
-
-
 def _bytes_per_member(run: Run) -> int:
-    from .trainer import task_type
-
     task: Any = task_type(run)
     return int(task.bytes_per_member(run))
 

@@ -16,13 +16,19 @@ from .tasks.vae import VaeTask
 _SHOWN = 12
 
 
-def finished(recipe: Recipe, store: Store) -> list[Vae]:
-    """One finished VAE of each estimator that has any, with the lowest seed."""
+def finished(recipe: Recipe, store: Store, damaged: list[str]) -> list[Vae]:
+    """One finished VAE of each estimator that has any, with the lowest seed that can be read.
+
+    ``damaged`` takes the reasons why others cannot.
+    """
     found: dict[str, Vae] = {}
     for run in sorted(recipe.runs(), key=lambda one: one.seed):
         if isinstance(run, Vae) and run.estimator not in found:
-            if store.status(run).state == "finished":
+            status = store.status(run)
+            if status.state == "finished":
                 found[run.estimator] = run
+            elif status.reason:
+                damaged.append(status.reason)
     return [found[name] for name in ESTIMATORS if name in found]
 
 

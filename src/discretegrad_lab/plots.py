@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from .files import write_whole
 from .page import Curve, Figure, band_pieces, labels, limits, line_pieces, ticks, usable
 
 if TYPE_CHECKING:
@@ -198,4 +199,4 @@ def _save(canvas: Canvas, path: Path | str, metadata: Mapping[str, str] | None) 
     buffer = BytesIO()
     # the name of the program would carry its version
     canvas.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None, **(metadata or {})})
-    Path(path).write_bytes(buffer.getvalue())
+    write_whole(Path(path), buffer.getvalue())

@@ -10,7 +10,8 @@ from statistics import fmean
 from . import published
 from .config import Polynomial, Run, Vae
 from .estimators import ESTIMATORS
-from .results import Results, write_whole
+from .files import write_whole
+from .results import Results
 
 POWERS = (1.5, 2.0, 3.0)
 TARGETS = ("constant", "spread")

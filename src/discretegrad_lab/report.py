@@ -16,10 +16,11 @@ from rich.table import Table as RichTable
 from . import published
 from .claims import RULE, evaluate
 from .estimators import ESTIMATORS
+from .files import write_whole
 from .page import Claim, Curve, Figure, Item, Page, Section, Table
 from .readings import arrival, best_loss, decimal, describe, final
 from .recipes import Recipe, get
-from .results import RUNS, STATES, Results, read, significant, write_whole
+from .results import RUNS, STATES, Results, read, significant
 from .statistics import Comparison, Summary, compare, summarise
 
 REPORT, TABLE, CLAIMS = "report.md", "table.csv", "claims.csv"
@@ -111,7 +112,7 @@ def check(root: Path) -> str | None:
             remedy = f"write the report on {folder.name} again"
             if not (folder / name).exists():
                 return f"expected {place}, got no such file; {remedy}"
-            found = (folder / name).read_text(encoding="utf-8")
+            found = (folder / name).read_bytes().decode(errors="replace")
             lines = zip_longest(found.splitlines(), text.splitlines(), fillvalue="end of file")
             for number, (old, new) in enumerate(lines, 1):
                 if old != new:
@@ -420,7 +421,8 @@ def show(whole: Section, console: Console) -> None:
         if isinstance(item, Table):
             table = RichTable(title=item.title, box=SIMPLE_HEAD, title_justify="left")
             for number, heading in enumerate(item.headings):
-                table.add_column(heading, justify="right" if number else "left")
+                # folded, since a number that is cut off is another number
+                table.add_column(heading, justify="right" if number else "left", overflow="fold")
             for row in item.rows:
                 table.add_row(*row, style="bold" if row[0] == "ReinMax" else None)
             console.print(table)

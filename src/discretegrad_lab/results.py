@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Run
+from .estimators import ESTIMATORS
+from .files import write_whole
 
 if TYPE_CHECKING:
     from .recipes import Recipe
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 RUNS, CURVES = "runs.csv", "curves.csv"
 STATES = ("finished", "diverged", "started", "damaged", "missing")
+_DONE = ("finished", "diverged")
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
 _FINAL = "final_"
@@ -79,11 +82,23 @@ class Results:
         return {state: found[state] for state in STATES}
 
 
-def collect(recipe: "Recipe", store: "Store", runs: Iterable[Run] | None = None) -> Results:
-    """What a store has of a recipe's runs; those that it has not are rows too."""
+def collect(
+    recipe: "Recipe",
+    store: "Store",
+    runs: Iterable[Run] | None = None,
+    damaged: list[str] | None = None,
+) -> Results:
+    """What a store has of a recipe's runs; those that it has not are rows too.
+
+    Args:
+        recipe: Whose runs they are.
+        store: Where they are.
+        runs: Which; all by default.
+        damaged: Takes the reasons why runs cannot be read.
+    """
     rows, curves = [], {}
     for run in recipe.runs() if runs is None else runs:
-        row, metrics = _row(run, store)
+        row, metrics = _row(run, store, [] if damaged is None else damaged)
         rows.append(row)
         for name in recipe.metrics if recipe.curves else ():
             curve = {
@@ -96,11 +111,38 @@ def collect(recipe: "Recipe", store: "Store", runs: Iterable[Run] | None = None)
     return Results(recipe.name, tuple(rows), curves)
 
 
-def _row(run: Run, store: "Store") -> tuple[Row, Sequence[Mapping[str, float]]]:
+def gather(
+    recipe: "Recipe", runs: Sequence[Run], store: "Store", before: Results, damaged: list[str]
+) -> Results:
+    """What a store has of some runs, and of what was known before whatever it cannot replace.
+
+    These are runs that the store has not, or not to their end, also if they are none of ``runs``:
+    who asks for a few of them must not lose the others. ``damaged`` is that of ``collect``.
+    """
+    found = collect(recipe, store, runs, damaged)
+    rows, curves = {row.identity: row for row in found.rows}, dict(found.curves)
+    for row in before.rows:
+        if row.state not in _DONE:
+            continue
+        if row.identity in rows:
+            keep = rows[row.identity].state not in _DONE
+        else:
+            keep = not store.holds(row.config["task"], row.identity)
+        if keep:
+            rows[row.identity] = row
+            curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
+    order = {run.identity: number for number, run in enumerate(recipe.runs())}
+    ordered = sorted(rows.values(), key=lambda row: order.get(row.identity, len(order)))
+    return replace(found, rows=tuple(ordered), curves=curves)
+
+
+def _row(run: Run, store: "Store", damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
     config = {name: value for name, value in run.document().items() if name != "version"}
     status = store.status(run)
     if status.state in ("new", "damaged"):
-        # why it is damaged names a place on this machine; the store tells it on demand
+        if status.reason:
+            # it names a place on this machine, so it stays out of the row
+            damaged.append(status.reason)
         return Row(run.identity, config, "missing" if status.state == "new" else "damaged"), []
     metrics = store.metrics(run)
     # the start that ended it; all starts stay in the store
@@ -132,10 +174,25 @@ def write(results: Results, folder: Path) -> None:
 
 
 def read(folder: Path) -> Results:
-    """What was written, with the name of the folder as the recipe; empty where there is none."""
+    """What was written, with the name of the folder as the recipe; empty where there is none.
+
+    Raises:
+        ValueError: If a file is not as it was written.
+    """
     if not (folder / RUNS).exists():
         return Results(folder.name)
-    rows = [_parse_run(line, folder) for line in _lines(folder / RUNS, ("identity", *_OUTCOME))]
+    try:
+        return _read(folder)
+    except (ValueError, KeyError, csv.Error) as error:
+        raise ValueError(
+            f"expected {RUNS} and {CURVES} in {folder} as they were written, got: {error}; put "
+            "copies of them back, or move them away and write them again with `discretegrad report "
+            f"{folder.name}` where the runs are"
+        ) from error
+
+
+def _read(folder: Path) -> Results:
+    rows = [_parse_run(line) for line in _lines(folder / RUNS, ("identity", *_OUTCOME))]
     curves = {}
     if (folder / CURVES).exists():
         for line in _lines(folder / CURVES, ("identity", "metric")):
@@ -166,11 +223,10 @@ def _runs_text(results: Results) -> str:
     return _csv(lines)
 
 
-def _parse_run(line: dict[str, str], folder: Path) -> Row:
+def _parse_run(line: dict[str, str]) -> Row:
     if line["state"] not in STATES:
         raise ValueError(
-            f"expected a state of {', '.join(STATES)} in {folder.name}/{RUNS}, "
-            f"got {line['state']!r}; export the results again"
+            f"the state {line['state']!r} in {RUNS}, which is none of {', '.join(STATES)}"
         )
     config, metrics = {}, {}
     for name, text in line.items():
@@ -179,6 +235,8 @@ def _parse_run(line: dict[str, str], folder: Path) -> Row:
                 metrics[name.removeprefix(_FINAL)] = float(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
+    if config["estimator"] not in ESTIMATORS:
+        raise ValueError(f"the estimator {config['estimator']!r} in {RUNS}, which is none")
     return Row(
         line["identity"],
         config,
@@ -214,23 +272,13 @@ def significant(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else format(value, ".6g")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a process that is cut off leaves the old one as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partly = path.with_name(path.name + ".partial")
-    partly.write_text(text, encoding="utf-8", newline="")
-    partly.replace(path)
-
-
 def _lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), strict=True)
     lines = list(reader)
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing or any(None in line or None in line.values() for line in lines):
-        what = f"the columns {', '.join(missing)}" if missing else "as many cells in every line"
-        raise ValueError(
-            f"expected {what} in {path.parent.name}/{path.name}, got none; export the results again"
-        )
+        what = f"no columns {', '.join(missing)}" if missing else "lines of different lengths"
+        raise ValueError(f"{what} in {path.name}")
     return lines
 
 

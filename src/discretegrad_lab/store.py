@@ -54,6 +54,8 @@ _SUFFIXES = {
 # what a commit may leave behind; other files in a run directory are none of its business
 _OURS = re.compile(rf"(({'|'.join(_SUFFIXES)})(-\d+)*\.\w+(\.tmp)?|status\.json\.tmp)")
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
+# reasons why a file cannot be read that say nothing about the others
+_OF_ONE_FILE = (errno.ENOENT, errno.EIO, errno.EISDIR)
 
 
 class DamagedRun(ValueError):
@@ -141,6 +143,10 @@ class Store:
     def directory(self, run: Run) -> Path:
         """Where a run is, or would be."""
         return self.root / run.task / _identity(run)
+
+    def holds(self, task: str, identity: str) -> bool:
+        """Whether there is anything of a run."""
+        return (self.root / task / identity).exists()
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
@@ -300,9 +306,9 @@ class Store:
     def check_room(self, needed: int) -> None:
         """Raise ``StoreError`` if so many bytes cannot be written."""
         place = self.root.absolute()
-        while not place.exists():
-            place = place.parent
         with _explained("look for free space", place):
+            while not place.exists():
+                place = place.parent
             free = shutil.disk_usage(place).free
         if free < needed:
             raise StoreError(
@@ -402,7 +408,7 @@ def _content(directory: Path, name: str) -> bytes:
         try:
             return (directory / name).read_bytes()
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EIO):
+            if error.errno not in _OF_ONE_FILE:
                 raise
             got = "none" if error.errno == errno.ENOENT else f"{error.strerror}"
             raise DamagedRun(directory, f"a file {name}", got) from error

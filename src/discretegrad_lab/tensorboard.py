@@ -1,6 +1,7 @@
 """Metrics as TensorBoard event files, one directory for each run."""
 
 import math
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,13 @@ class EventFiles(Listener):
     """Writes what happens to ``<directory>/<estimator>-<hyper-parameters>-<identity>``.
 
     The horizontal axis is the step. Where a run goes on from a checkpoint, TensorBoard drops what
-    it has of later steps. If the disk refuses, training goes on without the files.
+    it has of later steps. If the disk refuses later, training goes on without the files.
 
     Args:
         directory: Where to put them; TensorBoard is to be started with it.
 
     Raises:
-        ValueError: If the package tensorboard is missing.
+        ValueError: If the package tensorboard is missing, or the directory cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -34,6 +35,16 @@ class EventFiles(Listener):
             raise ValueError(
                 "expected the package tensorboard for event files, got none; install it with "
                 '`pip install "discretegrad[tensorboard]"`, or leave out --tensorboard'
+            ) from error
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # asks the file system, which knows more than the permissions say
+            tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            raise ValueError(
+                f"expected to write TensorBoard files in {directory}, got: "
+                f"{error.strerror or error}; choose another directory with --tensorboard, or "
+                "leave it out"
             ) from error
         self._events, self._summaries, self._writer = event_pb2, summary_pb2, RecordWriter
         self._directory = directory

@@ -23,6 +23,10 @@ from .optimisers import Optimiser
 _STEPS_OF_A_GRAPH = 20
 
 
+class EpochAbandoned(Exception):
+    """An epoch was given up between two steps."""
+
+
 class Task(Protocol):
     """A stacked model with its data."""
 
@@ -113,8 +117,16 @@ class Stack:
         self._steps_of_a_graph = _largest_divisor(self.steps_per_epoch, _STEPS_OF_A_GRAPH)
         self._captures = self.device.type == "cuda" if graph is None else graph
 
-    def advance(self) -> dict[str, list[float]]:
-        """Train for one epoch; metrics by name, one number for each member, NaN if it diverged."""
+    def advance(self, stop: Callable[[], bool] | None = None) -> dict[str, list[float]]:
+        """Train for one epoch; metrics by name, one number for each member, NaN if it diverged.
+
+        Args:
+            stop: Is asked before every step, or graph of some steps, whether to give the epoch up.
+
+        Raises:
+            EpochAbandoned: If so. The members are somewhere within the epoch then: go on with
+                another stack that has the ``state`` of before.
+        """
         with _settings(self.runs[0].tf32, one_thread=self.task.one_thread):
             self.task.begin_epoch(self.epoch)
             self._step.fill_(self.epoch * self.steps_per_epoch)
@@ -124,10 +136,10 @@ class Stack:
             self._total.zero_()
             if self._graph is None:
                 for _ in range(self.steps_per_epoch):
+                    _ask(stop)
                     self._train()
             else:
-                for _ in range(self.steps_per_epoch // self._steps_of_a_graph):
-                    self._graph.replay()
+                self._replay(self._graph, stop)
             self.epoch += 1
             self._note_lost()
             metrics = {self.task.loss_name: self._total / self.steps_per_epoch}
@@ -137,6 +149,20 @@ class Stack:
                 name: torch.where(alive, values.double(), torch.nan).tolist()
                 for name, values in metrics.items()
             }
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, stop: Callable[[], bool] | None) -> None:
+        """The steps of an epoch."""
+        last = None
+        for _ in range(self.steps_per_epoch // self._steps_of_a_graph):
+            _ask(stop)
+            graph.replay()
+            if stop is not None:
+                # else all replays were queued at once; with one in the queue the GPU never waits
+                queued = torch.cuda.Event()
+                queued.record(torch.cuda.current_stream(self.device))
+                if last is not None:
+                    last.synchronize()
+                last = queued
 
     def _train(self) -> None:
         parameters = self.task.parameters
@@ -221,6 +247,11 @@ class Stack:
         self.diverged[member] = state["diverged"].to(self.device)
         self.optimiser.load_state(member, _part("optimiser", state))
         self.task.load_extra(member, _part("task", state))
+
+
+def _ask(stop: Callable[[], bool] | None) -> None:
+    if stop is not None and stop():
+        raise EpochAbandoned
 
 
 def _largest_divisor(number: int, limit: int) -> int:
