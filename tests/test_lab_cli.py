@@ -804,6 +804,13 @@ def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
     for selection in (["--seeds", "1"], ["--estimators", "exact"]):
         assert call("report", "tiny", *selection).exit_code == 0
         assert tree(here / "results") == before
+    # begun again and not done, or damaged, is not to be had from the store either
+    train()
+    for status in (here / "runs").rglob("status.json"):
+        status.write_bytes(b"")
+    assert call("report", "tiny", "--seeds", "5-5").exit_code == 0
+    rows = (here / "results" / "tiny" / "runs.csv").read_text()
+    assert (rows.count("finished"), rows.count("missing")) == (6, 3)
 
 
 def test_report_writes_nothing_if_one_recipe_cannot_be_reported(here):

@@ -697,6 +697,22 @@ def test_a_plot_has_a_panel_for_each_figure_and_the_same_bytes_each_time(tmp_pat
         assert picture.size[0] == 630
 
 
+def test_a_plot_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "plot.png"
+    path.write_bytes(b"old")
+
+    def refuse(place, content):
+        # as a file that is opened for writing
+        place.write_text("")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space"):
+        draw([FIGURE], path)
+    assert [one.name for one in tmp_path.iterdir()] == ["plot.png"]
+    assert path.read_bytes() == b"old"
+
+
 def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
     gap = [NAN if 10 < x < 30 else 0.25 for x in EPOCHS]
     figures = [

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import oracles
-from discretegrad_lab import plots
+from discretegrad_lab import data, plots
+from discretegrad_lab.cli import app
 from discretegrad_lab.config import Polynomial, Vae
 from discretegrad_lab.data import Images
 from discretegrad_lab.execute import execute
@@ -46,6 +48,34 @@ def store(tmp_path, monkeypatch):
 def test_one_finished_model_of_each_estimator(store):
     models = finished(RECIPE, store, [])
     assert [(run.estimator, run.seed) for run in models] == [("reinmax", 0), ("st", 0)]
+
+
+def test_models_that_cannot_be_read_are_told(store):
+    broken = next(run for run in RECIPE.runs() if (run.estimator, run.seed) == ("st", 0))
+    (checkpoint,) = store.directory(broken).glob("checkpoint-*")
+    checkpoint.write_bytes(b"")
+    damaged = []
+    models = finished(RECIPE, store, damaged)
+    assert [(run.estimator, run.seed) for run in models] == [("reinmax", 0), ("st", 1)]
+    assert len(damaged) == 1
+    assert checkpoint.name in damaged[0]
+
+
+def test_the_command_draws_nothing_without_the_images(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(RECIPES, RECIPE.name, RECIPE)
+    command = CliRunner()
+    assert command.invoke(app, ["report", RECIPE.name, "-q"]).exit_code == 0
+    result = command.invoke(app, ["plot", RECIPE.name])
+    assert result.exit_code == 2
+    assert "mnist" in result.stderr
+    folder = tmp_path / "results" / RECIPE.name
+    assert list(folder.glob("*.png")) == []
+    monkeypatch.setattr(data, "load_mnist", lambda directory: IMAGES)
+    assert command.invoke(app, ["plot", RECIPE.name]).exit_code == 0
+    assert {path.name for path in folder.glob("*.png")} == {"curves.png", "reconstructions.png"}
 
 
 def test_only_models_of_images(store):

@@ -245,7 +245,8 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
         (good.replace("diverged_step", "step", 1), "got: no columns diverged_step in runs"),
         (good.replace(",finished,", ",done,", 1), "got: the state 'done' in runs.csv, which"),
         (good.rpartition(",")[0] + "\n", "got: lines of different lengths in runs.csv"),
-        (good.replace(",st,", ",tst,", 1), "got: the estimator 'tst' in runs.csv"),
+        (good.replace(",st,", ",tst,", 1), "got: the estimator 'tst' of the task 'vae' in runs"),
+        (good.replace(",task,", ",tusk,", 1), "of the task None in runs.csv, which is none"),
         (good.replace(",finished,160,", ",finished,16o,", 1), "got: invalid literal"),
         (good + '"', "got: unexpected end of data"),
     ):
@@ -263,7 +264,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("old")
 
     def refuse(path, content):
-        path.touch()
+        # as a file that is opened for writing
+        path.write_text("")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", refuse)

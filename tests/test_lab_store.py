@@ -268,6 +268,15 @@ def test_no_flipped_byte_goes_unnoticed(store, kind):
     assert_saved(store, 3)
 
 
+def test_a_directory_in_the_place_of_a_file_is_damage(store):
+    save(store)
+    (metrics,) = store.directory(RUN).glob("metrics-*")
+    metrics.unlink()
+    metrics.mkdir()
+    assert store.status(RUN).state == "damaged"
+    assert "Is a directory" in store.status(RUN).reason
+
+
 def test_a_directory_without_anything_is_damaged(store):
     store.directory(RUN).mkdir(parents=True)
     assert "status.json" in store.status(RUN).reason

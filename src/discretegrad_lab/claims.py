@@ -23,7 +23,7 @@ from .statistics import Summary, compare, summarise
 
 ALPHA = 0.05
 RULE = (
-    f"A claim is made of comparisons. It holds if each of them comes out as claimed with p < "
+    "A claim is made of comparisons. It holds if each of them comes out as claimed with p < "
     f"{ALPHA:g}; it does not hold if one comes out the other way with p below {ALPHA:g} divided by "
     "their number, beyond the chance that any of so many does; otherwise it is undecided. That "
     "something happens in some case holds if it does so in one, beyond the same chance. Numbers "

@@ -669,17 +669,11 @@ def report(
         store = Store(runs)
         damaged: list[str] = []
         with _checking_input(), _files(results):
-            wanted = [
-                (recipe, _runs(recipe, seeds, estimators))
-                for recipe in _to_report(recipes, store, results)
-            ]
             # all of them before the first is written
-            gathered = {
-                results / recipe.name: _gather(
-                    recipe, chosen, store, results / recipe.name, damaged
-                )
-                for recipe, chosen in wanted
-            }
+            gathered = {}
+            for recipe in _to_report(recipes, store, results):
+                folder, wanted = results / recipe.name, _runs(recipe, seeds, estimators)
+                gathered[folder] = _gather(recipe, wanted, store, folder, damaged)
             for folder, found in gathered.items():
                 write_results(found, folder)
                 write(folder)
@@ -847,7 +841,7 @@ def _files(directory: Path) -> Iterator[None]:
 
     try:
         yield
-    except (StoreError, BrokenPipeError):
+    except StoreError:
         raise
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""

@@ -8,12 +8,13 @@ import importlib.util
 import os
 import platform
 import shutil
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
+
+from .files import nearest_directory
 
 # far less than any run takes: a disk with less is full
 ROOM = 1 << 20
@@ -128,7 +129,7 @@ def _disk(runs: Path) -> Finding:
 
     what = "runs directory"
     try:
-        place = _nearest(runs.absolute())
+        place = nearest_directory(runs)
         if not os.access(place, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         free = shutil.disk_usage(place).free
@@ -140,20 +141,6 @@ def _disk(runs: Path) -> Finding:
     # ten times the largest recipe
     advice = "" if free > 10e9 else "Free some space, or choose another directory with --runs."
     return Finding(what, f"{runs}: {size(free)} free", advice, broken=free < ROOM)
-
-
-def _nearest(place: Path) -> Path:
-    """The directory itself, or that which it would be made in."""
-    while True:
-        try:
-            # unlike `exists`, says why it cannot tell
-            kind = place.stat().st_mode
-        except FileNotFoundError:
-            place = place.parent
-        else:
-            if not stat.S_ISDIR(kind):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            return place
 
 
 def _data_found(directory: Path | None) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ def gather(
         if row.identity in rows:
             keep = rows[row.identity].state not in _DONE
         else:
-            keep = not store.holds(row.config["task"], row.identity)
+            keep = not store.is_done(row.config["task"], row.identity)
         if keep:
             rows[row.identity] = row
             curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
@@ -183,7 +183,7 @@ def read(folder: Path) -> Results:
         return Results(folder.name)
     try:
         return _read(folder)
-    except (ValueError, KeyError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise ValueError(
             f"expected {RUNS} and {CURVES} in {folder} as they were written, got: {error}; put "
             "copies of them back, or move them away and write them again with `discretegrad report "
@@ -235,8 +235,9 @@ def _parse_run(line: dict[str, str]) -> Row:
                 metrics[name.removeprefix(_FINAL)] = float(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
-    if config["estimator"] not in ESTIMATORS:
-        raise ValueError(f"the estimator {config['estimator']!r} in {RUNS}, which is none")
+    if config.get("estimator") not in ESTIMATORS or not config.get("task"):
+        estimator, task = (repr(config.get(name)) for name in ("estimator", "task"))
+        raise ValueError(f"the estimator {estimator} of the task {task} in {RUNS}, which is none")
     return Row(
         line["identity"],
         config,

@@ -34,6 +34,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from .config import VERSION, Run, load_run
+from .files import nearest_directory
 
 FORMAT = 1
 """Of the directories; raise it when an older discretegrad could misread them."""
@@ -144,9 +145,13 @@ class Store:
         """Where a run is, or would be."""
         return self.root / run.task / _identity(run)
 
-    def holds(self, task: str, identity: str) -> bool:
-        """Whether there is anything of a run."""
-        return (self.root / task / identity).exists()
+    def is_done(self, task: str, identity: str) -> bool:
+        """Whether a run, known by its name only, is here to its end."""
+        try:
+            found = _read(self.root / task / identity)
+        except DamagedRun:
+            return False
+        return found is not None and _status(found[0]).done
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
@@ -305,11 +310,8 @@ class Store:
 
     def check_room(self, needed: int) -> None:
         """Raise ``StoreError`` if so many bytes cannot be written."""
-        place = self.root.absolute()
-        with _explained("look for free space", place):
-            while not place.exists():
-                place = place.parent
-            free = shutil.disk_usage(place).free
+        with _explained("look for free space", self.root):
+            free = shutil.disk_usage(nearest_directory(self.root)).free
         if free < needed:
             raise StoreError(
                 f"expected {_size(needed)} of free space for checkpoints in {self.root}, got "
