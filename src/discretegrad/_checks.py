@@ -8,6 +8,7 @@ read the tensor, which would stall a GPU, so by default they run on the CPU only
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -376,6 +377,27 @@ def check_flag(name: str, option: str, value: object) -> None:
     """``value`` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected {option} to be True or False, got {value!r}")
+
+
+def check_hard(name: str, hard: object) -> None:
+    """``hard`` is True: these samplers have no relaxed sample."""
+    check_flag(name, "hard", hard)
+    if not hard:
+        raise ValueError(
+            f"{name}: expected hard=True, got False: {name} makes discrete samples only. For a "
+            "relaxed sample call gumbel_softmax(logits, tau, hard=False)."
+        )
+
+
+def warn_of_small_tau(name: str, tau: float, least: float) -> None:
+    """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
+    if isinstance(tau, (int, float)) and tau < least and _mode != "never" and not compiling():
+        warnings.warn(
+            f"{name}: tau={tau:g} is unusual. Here tau tempers the gradient only, never the draw: "
+            f"a small one makes the gradient vanish or explode instead of reducing its bias, as it "
+            f"would for gumbel_softmax. Start with tau=1, and tune it between 0.7 and 2.",
+            stacklevel=5,
+        )
 
 
 def check_category_axis(name: str, logits: Tensor) -> None:
