@@ -80,11 +80,6 @@ class _Learned(torch.autograd.Function):
         return None, None, *gradients, *[None] * len(slopes)
 
 
-def _apply(*args: Any) -> Tensor:
-    sample: Tensor = apply_fast(_Attach)(*args)[0]
-    return sample
-
-
 def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without what takes longer than a small sample."""
     if compiling() or transforming():
@@ -93,6 +88,12 @@ def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     # only calls its parent, as here
     fast: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return fast
+
+
+def _apply(*args: Any) -> Tensor:
+    function = _Attach if compiling() or transforming() else _AttachEager
+    sample: Tensor = apply_fast(function)(*args)[0]
+    return sample
 
 
 class _Attach(torch.autograd.Function):
@@ -124,6 +125,27 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, None)
+
+
+class _AttachEager(torch.autograd.Function):
+    """The same in one step, which is faster but closed to transforms."""
+
+    backward = _Attach.backward
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        make_sample: Callable[[Tensor, Tensor], Tensor],
+        vjp: Vjp,
+        logits: Tensor,
+        draw: Tensor,
+        *saved: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        anchor = logits.new_empty(0)
+        ctx.vjp, ctx.dtype = vjp, logits.dtype
+        ctx.save_for_backward(anchor, draw, *saved)
+        ctx.set_materialize_grads(False)
+        return make_sample(logits, draw), anchor
 
 
 def estimate(

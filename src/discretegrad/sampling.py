@@ -129,9 +129,7 @@ def jacobian_at(draw: Draw, natural: Tensor | None = None) -> Gradient:
     return Gradient(partial(_jacobian, family, tau=tau), (point,))
 
 
-def _jacobian(
-    family: Family, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature
-) -> Tensor:
+def _jacobian(family: Family, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature) -> Tensor:
     return family.covariance(point, family.centre(g, drawn)).div_(tau)
 
 

@@ -65,7 +65,7 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
         >>> logits.grad.shape, codebook.grad.shape
         (torch.Size([2, 3]), torch.Size([3, 2]))
     """
-    check_select(handle, weight)
+    _check(handle, weight)
     if transforming():
         make_one_hot = FAMILIES["categorical"].sample
         one_hot = attach_sample(make_one_hot, handle.vjp, handle.logits, *handle.saved)
@@ -74,6 +74,29 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
         handle.vjp, handle.dtype, handle.logits, weight, handle.index, *handle.saved
     )[0]
     return selected
+
+
+def _check(handle: object, weight: Tensor) -> None:
+    """``weight`` has one row for each category of the handle."""
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            f"select: expected a handle from sample_index, got {type(handle).__name__}. Call "
+            'index, handle = discretegrad.sample_index(logits, "reinmax").'
+        )
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
+    logits = handle.logits
+    n = logits.shape[-1]
+    if weight.ndim not in (1, 2) or weight.shape[0] != n:
+        raise ValueError(
+            f"select: expected a weight of shape ({n}, width) or ({n},), one row per category, "
+            f"got {tuple(weight.shape)}"
+        )
+    if weight.device != logits.device:
+        raise ValueError(
+            f"select: expected weight on the logits' device {logits.device}, got {weight.device}"
+        )
 
 
 class _Select(torch.autograd.Function):

@@ -1,8 +1,7 @@
 """Straight-through with the plain mean over categories as the baseline.
 
-The alternatives that section 4.1 of the ReinMax paper compares with. First order: Gregor et al.,
-"Deep AutoRegressive Networks", ICML 2014, arXiv:1310.8499; Pervez et al., ICML 2020. Second order:
-Liu et al., NeurIPS 2023, arXiv:2304.08612.
+Section 4.1 of the ReinMax paper compares with both orders. First: Gregor et al., "Deep
+AutoRegressive Networks", ICML 2014, arXiv:1310.8499. Second: Liu et al., arXiv:2304.08612.
 """
 
 from functools import partial
@@ -44,16 +43,14 @@ def mean_baseline(
     Symbols: $l$ ``logits``, $\tau$ ``tau``; the index of the two is ``order``. A bit counts as two
     categories with the logits $(l, 0)$ and the gradient $(g, 0)$.
 
-    Properties: one evaluation of f and of its gradient. At ``tau=1`` order 1 is exact for linear
-    and order 2 for quadratic f of each variable. The weight is large when an unlikely category is
-    drawn: the variance is like that of ``reinmax`` for flat distributions and many times higher
-    for peaked ones, where training tends to end. A tau above 1 tames the weight, at the price of
-    bias.
+    Properties: at ``tau=1`` order 1 is exact for linear and order 2 for quadratic f of each
+    variable. The weight is large when an unlikely category is drawn: the variance is like that of
+    ``reinmax`` for flat distributions and many times higher for peaked ones, where training tends
+    to end. A tau above 1 tames the weight, at the price of bias.
 
-    Differs from the paper: ``as_released=True`` is the form in the released code, behind the
-    figure on the choice of baseline. It multiplies the first term of $C(l)\, g$ by $z$, which makes
-    it biased even for linear f, and its rows do not sum to zero. With it, that figure
-    cannot tell the effect of the baseline from the effect of the error.
+    Differs from the paper: ``as_released=True`` is the form of the released code, behind the figure
+    on the choice of baseline. It multiplies the first term of $C(l)\, g$ by $z$ and so is biased
+    even for linear f: that figure cannot tell the effect of the baseline from that of the error.
 
     Args:
         tau: Temperature of the weight, as for ``reinmax``.
@@ -64,10 +61,9 @@ def mean_baseline(
 
     Example:
         >>> import torch, discretegrad
-        >>> logits = torch.zeros(2, 3, requires_grad=True)
-        >>> z = discretegrad.mean_baseline(logits, order=1)
-        >>> (z * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
-        >>> logits.grad[0]
+        >>> logits = torch.zeros(3, requires_grad=True)
+        >>> (discretegrad.mean_baseline(logits, order=1) @ torch.tensor([1.0, 2.0, 4.0])).backward()
+        >>> logits.grad
         tensor([-0.4444, -0.1111,  0.5556])
     """
     check_hard("mean_baseline", hard)
@@ -88,16 +84,13 @@ def _rule(order: int = 2, as_released: bool = False) -> Rule:
 def _formula(draw: Draw, form: str) -> Gradient:
     family, variables, drawn, _ = draw
     prob = family.probability(drawn, family.tempered(variables))
-    saved = (variables.point, prob)
-    if family.name == "categorical":
-        saved = (*saved, variables.logits.detach() > -torch.inf)
-    return Gradient(partial(_gradient, family, form), saved)
+    # a bit has two values, whatever its logit
+    allowed = (variables.logits.detach() > -torch.inf,) if family.name == "categorical" else ()
+    return Gradient(partial(_gradient, family, form), (variables.point, prob, *allowed))
 
 
-def _gradient(
-    family: Family, form: str, g: Tensor, drawn: Tensor, point: Tensor, *drawn_prob_and_allowed: Tensor
-) -> Tensor:
-    prob, *allowed = drawn_prob_and_allowed
+def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tensor) -> Tensor:
+    point, prob, *allowed = saved
     n = allowed[0].sum(-1, keepdim=True) if allowed else 2
     if form == "released":
         mean = family.mean(point)

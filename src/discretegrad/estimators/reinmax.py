@@ -67,7 +67,7 @@ def reinmax(
         A sample of the shape and dtype of ``logits``: exactly one-hot along ``dim``, or 0 and 1.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype.
+        TypeError: If an argument has the wrong type.
         ValueError: If shapes do not fit, tau is not positive, a row has NaN, +inf or no allowed
             category, or what is given cannot be drawn. See ``discretegrad.set_checks``.
 
@@ -83,8 +83,7 @@ def reinmax(
         tensor([[-0.5000, -0.3333,  0.8333],
                 [-0.5000, -0.3333,  0.8333]])
 
-    References:
-        Equation 7 and Algorithm 2 of the paper; section 5 for the temperature.
+    References: equation 7 and algorithm 2 of the paper; section 5 for the temperature.
     """
     check_hard("reinmax", hard)
     request = Request(logits, tau, family, given, None, None, dim, mask, generator, backend)
@@ -92,7 +91,7 @@ def reinmax(
 
 
 def _formula(draw: Draw) -> Gradient:
-    family, variables = draw.family, draw.variables
+    family, variables, _, _ = draw
     vjp = family.fused.get("reinmax") or partial(_gradient, family)
     if not isinstance(variables.tau, Tensor) and variables.tau == 1:
         return Gradient(vjp, (variables.point,))
