@@ -35,7 +35,9 @@ class Estimator:
     bibtex: str
     """Citation."""
     families: tuple[str, ...] = BOTH
-    """Names of the kinds of variable that it works on; none stands for every kind."""
+    """Names of the kinds of variable that it works on."""
+    any_family: bool = False
+    """Whether it needs only what every family gives, and so works on families of your own too."""
     rule: Callable[..., Rule] | None = None
     """For samplers: from the options in ``options`` to the rule of the gradient."""
     takes: tuple[str, ...] = ()
@@ -81,7 +83,7 @@ class Estimator:
 
     def works_on(self, family: Family) -> bool:
         """Whether it is defined for this kind of variable."""
-        return not self.families or family.name in self.families
+        return self.any_family or family.name in self.families
 
     def cost(self, num_samples: int) -> tuple[int, int] | None:
         """Evaluations of f and of its gradient with respect to the sample for one estimate.
