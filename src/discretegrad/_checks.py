@@ -251,15 +251,6 @@ def warn_of_small_tau(name: str, tau: float, least: float) -> None:
         )
 
 
-def check_category_axis(name: str, logits: Tensor) -> None:
-    """Categorical logits have an axis for the categories."""
-    if logits.ndim == 0:
-        raise ValueError(
-            f"{name}: expected logits with a category axis, got a scalar. For 0/1 variables set "
-            'family="bernoulli".'
-        )
-
-
 def check_objective(name: str, f: object) -> None:
     """``f`` can be called."""
     # torch 2.6 cannot trace callable() of a functools.partial
@@ -286,41 +277,6 @@ def check_loss(name: str, loss: object, variables: torch.Size) -> None:
         )
 
 
-def check_only_family(name: str, family: object, only: str, alternatives: str) -> None:
-    """``family`` is the only one that the estimator is defined for."""
-    if family != only:
-        raise ValueError(
-            f"{name}: expected family={only!r}, the only one it is defined for, got {family!r}. "
-            f"For that family use {alternatives}."
-        )
-
-
-def check_has_family(
-    name: str, estimator: str, family: str, families: Sequence[str], others: Sequence[str]
-) -> None:
-    """The estimator is defined for the family."""
-    if family not in families:
-        raise ValueError(
-            f"{name}: expected an estimator for family={family!r}, got {estimator!r}, which is for "
-            f"{' and '.join(families)} variables only. For this family use one of "
-            f"{', '.join(others)}."
-        )
-
-
-def check_estimator(name: str, estimator: object) -> None:
-    """``estimator`` can be called."""
-    if not callable(estimator):
-        raise TypeError(
-            f"{name}: expected estimator to be a name in discretegrad.ESTIMATORS, a row of it, or "
-            f"a callable, got {type(estimator).__name__}"
-        )
-    if isinstance(estimator, type):
-        raise TypeError(
-            f"{name}: expected an estimator object, got the class {estimator.__name__}. Make one "
-            "once, so that it can learn, and pass that."
-        )
-
-
 def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
     """All options are options of the estimator."""
     for option in options:
@@ -329,26 +285,6 @@ def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> No
                 f"{name}: expected options among {', '.join(known)}, got {option!r}. Other "
                 "estimators have other options: see discretegrad.ESTIMATORS."
             )
-
-
-def check_num_samples(name: str, num_samples: int, least: int, alternatives: str) -> None:
-    """``num_samples`` is a whole number that is large enough."""
-    check_count(name, "num_samples", num_samples)
-    if num_samples < least:
-        raise ValueError(
-            f"{name}: expected num_samples of at least {least}, got {num_samples}. "
-            f"With fewer samples use {alternatives}."
-        )
-
-
-def check_pairs(name: str, num_samples: int, alternatives: str) -> None:
-    """``num_samples`` is even."""
-    check_num_samples(name, num_samples, 2, "reinforce, or a sampler such as reinmax")
-    if num_samples % 2:
-        raise ValueError(
-            f"{name}: expected an even num_samples, because samples come in antithetic pairs, got "
-            f"{num_samples}. For an odd number use {alternatives}."
-        )
 
 
 def check_differentiable(name: str, slope: Tensor | None) -> Tensor:
@@ -381,14 +317,6 @@ def check_coefficient(
         raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")
     elif not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite {option}, got {value}")
-
-
-def check_decay(name: str, decay: object) -> None:
-    """``decay`` is a number in [0, 1)."""
-    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
-        raise TypeError(f"{name}: expected decay to be a number, got {type(decay).__name__}")
-    if not 0 <= decay < 1:
-        raise ValueError(f"{name}: expected decay in [0, 1), got {decay}. Try 0.99.")
 
 
 def check_baseline(name: str, baseline: object) -> None:
@@ -452,24 +380,6 @@ def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
             f"{name}: expected the control variate to return one number per sample and batch "
             f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
             "of leading axes."
-        )
-
-
-def check_control_input(name: str, num_inputs: int, size: int, shape: Sequence[int]) -> None:
-    """The last axes of what a control network sees make up its inputs."""
-    if size != num_inputs:
-        raise ValueError(
-            f"{name}: expected the last axes of z to have {num_inputs} elements together, got "
-            f"shape {tuple(shape)}. Make it for one joint sample: the variables of a batch "
-            "element, times the categories."
-        )
-
-
-def check_tree(name: str, tree: object) -> None:
-    """``tree`` names one of the two trees."""
-    if tree not in ("balanced", "stick_breaking"):
-        raise ValueError(
-            f'{name}: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 Temperature: TypeAlias = float | Tensor
 Objective: TypeAlias = Callable[[Tensor], Tensor]
+Baseline: TypeAlias = Literal["self_critical"] | Callable[[Tensor], Tensor] | None
 
 
 class Call(NamedTuple):

@@ -49,6 +49,10 @@ class Family(ABC):
     # --- from a call to a draw
 
     @abstractmethod
+    def check(self, call: Call, *, learnable_tau: bool = False) -> None:
+        """Check types and shapes of what a user passed in."""
+
+    @abstractmethod
     def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
         """Check what a user passed in and bring it into one layout."""
 
@@ -118,8 +122,10 @@ class Family(ABC):
     # --- noise that perturbs the logits, given the draw that it selects
 
     @abstractmethod
-    def draw_noise(self, variables: Variables, generator: torch.Generator | None) -> Tensor:
-        """Noise of the shape of a point, for ``perturbed``."""
+    def draw_noise(
+        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
+    ) -> Tensor:
+        """Noise of the shape of a point for ``perturbed``, or ``count`` times along a new axis."""
 
     @abstractmethod
     def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
@@ -141,6 +147,15 @@ class Family(ABC):
     @abstractmethod
     def relaxed(self, natural: Tensor) -> Tensor:
         """The mean of natural parameters, differentiable as often as one likes."""
+
+    @abstractmethod
+    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
+        """A gradient ``g`` at ``perturbed``, taken back to the logits: the noise stays where it is
+        when the logits move."""
+
+    @abstractmethod
+    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
+        """The same with the draw fixed: the perturbed logits follow their distribution given it."""
 
     # --- for score functions and enumeration
 

@@ -24,8 +24,8 @@ class Bernoulli(Family):
     name = "bernoulli"
     noise = "logistic"
 
-    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
-        """See ``Family``: -inf where the value 1 is excluded."""
+    def check(self, call: Call, *, learnable_tau: bool = False) -> None:
+        """See ``Family``."""
         name, logits, tau, dim, mask, _ = call
         check_logits(name, logits)
         if dim != -1:
@@ -35,6 +35,11 @@ class Bernoulli(Family):
             )
         check_tau(name, tau, logits, None, learnable=learnable_tau)
         check_mask(name, mask, logits)
+
+    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
+        """See ``Family``: -inf where the value 1 is excluded."""
+        self.check(call, learnable_tau=learnable_tau)
+        name, logits, tau, dim, mask, _ = call
         dtype = compute_dtype(logits.dtype)
         if mask is not None:
             logits = logits.masked_fill(~mask, -math.inf)
@@ -50,9 +55,7 @@ class Bernoulli(Family):
         """One boolean per logit, True with probability ``sigmoid(logit)``."""
         point = variables.point
         shape = point.shape if count is None else (count, *point.shape)
-        # the less likely value has the probability that floating point resolves finely
-        flipped = uniform(shape, widest(point.device), call) < sigmoid(-point.abs())
-        return flipped ^ (point > 0)
+        return take_less_likely(point, uniform(shape, widest(point.device), call))
 
     def accept(
         self, name: str, variables: Variables, given: Tensor, count: int | None = None
@@ -102,11 +105,14 @@ class Bernoulli(Family):
         """The probability of the drawn value."""
         return sigmoid(torch.where(drawn, point, -point))
 
-    def draw_noise(self, variables: Variables, generator: torch.Generator | None) -> Tensor:
+    def draw_noise(
+        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
+    ) -> Tensor:
         """Standard logistic noise, finite."""
         point = variables.point
+        shape = point.shape if count is None else (count, *point.shape)
         call = Call("", point, generator=generator)
-        return torch.logit(uniform(point.shape, point.dtype, call), eps=2**-24)
+        return torch.logit(uniform(shape, point.dtype, call), eps=2**-24)
 
     def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
         """Standard logistic noise from one seed per bit."""
@@ -139,6 +145,16 @@ class Bernoulli(Family):
         """Their sigmoid."""
         return logsigmoid(natural).exp()
 
+    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
+        """``g``: the log-odds move as the logits do."""
+        return g
+
+    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
+        r"""With standard logistic noise L, ``perturbed`` is
+        $\pm\mathrm{softplus}(L + \mathrm{softplus}(\pm l))$, plus where the bit is 1."""
+        own = torch.where(drawn, scale, -scale)
+        return sigmoid(noise - logsigmoid(-own)) * sigmoid(own) * g
+
     def variables_shape(self, logits: Tensor) -> torch.Size:
         """That of the logits."""
         return logits.shape
@@ -166,6 +182,14 @@ class Bernoulli(Family):
         from ..kernels import samplers
 
         return samplers.bits(call, method, given)
+
+
+def take_less_likely(point: Tensor, uniform: Tensor) -> Tensor:
+    """Bits that take their less likely value where ``uniform`` is below its probability.
+
+    That is the probability which floating point resolves finely.
+    """
+    return (uniform < sigmoid(-point.abs())) ^ (point > 0)
 
 
 def check_bits(name: str, logits: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
-from .._math import compute_dtype, row_sum, softmax
+from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
 from .._seeded import seeded_exponential
@@ -49,13 +49,18 @@ class Categorical(Family):
     noise = "exponential"
     fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({"reinmax": _reinmax})
 
-    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
-        """See ``Family``: categories last, excluded ones at -inf."""
+    def check(self, call: Call, *, learnable_tau: bool = False) -> None:
+        """See ``Family``."""
         name, logits, tau, dim, mask, _ = call
         check_logits(name, logits)
         check_dim(name, logits, dim)
         check_tau(name, tau, logits, dim, learnable=learnable_tau)
         check_mask(name, mask, logits)
+
+    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
+        """See ``Family``: categories last, excluded ones at -inf."""
+        self.check(call, learnable_tau=learnable_tau)
+        _, logits, tau, dim, mask, _ = call
         dtype = compute_dtype(logits.dtype)
         if mask is not None:
             logits = logits.masked_fill(~mask, -math.inf)
@@ -178,12 +183,15 @@ class Categorical(Family):
         """The probability of the drawn category, (..., 1)."""
         return point.gather(-1, drawn)
 
-    def draw_noise(self, variables: Variables, generator: torch.Generator | None) -> Tensor:
+    def draw_noise(
+        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
+    ) -> Tensor:
         """Standard exponential noise, positive and finite."""
         point = variables.point
+        shape = point.shape if count is None else (count, *point.shape)
         call = Call("", point, generator=generator)
         # not Tensor.exponential_: in place it cannot run under vmap, and it may return 0
-        return (-torch.log1p(-uniform(point.shape, point.dtype, call))).clamp_min(2**-25)
+        return (-torch.log1p(-uniform(shape, point.dtype, call))).clamp_min(2**-25)
 
     def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
         """Standard exponential noise from one seed per row, (..., 1)."""
@@ -222,6 +230,16 @@ class Categorical(Family):
     def relaxed(self, natural: Tensor) -> Tensor:
         """Their softmax."""
         return natural.softmax(-1)
+
+    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
+        """``g``, and at the drawn category, relative to which ``perturbed`` is, minus its sum."""
+        return g.scatter_add(-1, drawn, -g.sum(-1, keepdim=True))
+
+    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
+        """``perturbed`` depends on the log-probabilities, and they on the logits."""
+        log_ratio = (noise / noise.gather(-1, drawn)).log()
+        g = (g * sigmoid(log_ratio - scale)).scatter(-1, drawn, 0.0)
+        return g - scale.exp() * g.sum(-1, keepdim=True)
 
     def variables_shape(self, logits: Tensor) -> torch.Size:
         """Without the category axis."""
