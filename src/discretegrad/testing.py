@@ -20,10 +20,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # on both sides of the sizes where the draw of a category changes its method
 _SIZES = (2, 7, 63, 64, 65, 300)
 # for one formula computed along two paths: sums in another order, or another closed form
-_TOLERANCES = {
-    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
-    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
-}
+_TOLERANCES = {torch.float64: (1e-11, 1e-12), torch.float32: (1e-5, 1e-6)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,8 @@ def gradient(sample: Tensor, logits: Tensor, weights: Tensor | None = None) -> T
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     """Equal up to rounding."""
-    torch.testing.assert_close(actual, expected, **_TOLERANCES[expected.dtype])
+    rtol, atol = _TOLERANCES[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
 def assert_discrete(sample: Tensor, family: str, dim: int = -1) -> None:
@@ -195,8 +193,11 @@ def _any_axis_may_hold_the_categories(case: Case) -> None:
         if "noise" in given:
             noise = given["noise"]
             given_last["noise"] = noise.movedim(dim if dim < 0 else dim + noise.ndim - 3, -1)
-        drawn: dict[str, Any] = {"generator": seeded(1)}, {"generator": seeded(1)}
-        for ours, theirs in (drawn, (given, given_last)):
+        pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({"generator": seeded(1)}, {"generator": seeded(1)}),
+            (given, given_last),
+        ]
+        for ours, theirs in pairs:
             sample = case.sample(logits, tau_last.movedim(-1, dim), dim=dim, **ours)
             expected = case.sample(last, tau_last, **theirs)
             assert_close(sample, expected.movedim(-1, dim))
