@@ -36,9 +36,9 @@ def reinmax(
     $$\hat\nabla = C(l/\tau)\, g - \tfrac12 C(l)\, g
     + \tfrac12 \big(g^\top (z - \mu_\tau)\big) (z - \mu_\tau) .$$
 
-    For categories this is $2 J(m)\, g - \tfrac12 J(p)\, g$, where $J(q) = \mathrm{diag}(q) - q q^\top$,
-    $p = \mathrm{softmax}(l)$ and $m = \tfrac12(\mathrm{softmax}(l/\tau) + z)$; for a bit b at
-    ``tau=1`` it is $\tfrac12 (1 - P(b))\, g$.
+    For categories this is $2 J(m)\, g - \tfrac12 J(p)\, g$ with $p = \mathrm{softmax}(l)$,
+    $J(p) = \mathrm{diag}(p) - p p^\top$ and $m = \tfrac12(\mathrm{softmax}(l/\tau) + z)$; for a bit
+    b at ``tau=1`` it is $\tfrac12 (1 - P(b))\, g$.
 
     Symbols: $l$ ``logits``, $\tau$ ``tau``.
 
