@@ -5,6 +5,7 @@ GPU can show, are in test_gpu_kernels.py.
 """
 
 import ast
+import ctypes
 import importlib
 import inspect
 import math
@@ -53,14 +54,28 @@ if not dispatch._INTERPRETED:
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
+from discretegrad._types import Call, Method  # noqa: E402
 from discretegrad.kernels import bernoulli as bits  # noqa: E402
-from discretegrad.kernels import categorical, gumbel_rao, ops, philox  # noqa: E402
-from discretegrad.kernels.layout import layout  # noqa: E402
+from discretegrad.kernels import (  # noqa: E402
+    categorical,
+    categorical_draw,
+    categorical_gradient,
+    gumbel_rao,
+    gumbel_rao_kernels,
+    ops,
+    philox,
+    quick,
+    samplers,
+)
+from discretegrad.kernels import rows as reading  # noqa: E402
+from discretegrad.kernels.formulas import FORMULAS  # noqa: E402
+from discretegrad.kernels.layout import Bits, Drawn, Rows, layout  # noqa: E402
 
 # NumPy tells of infinities that a GPU makes silently
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-MODULES = {"categorical": categorical, "gumbel_rao": gumbel_rao, "bernoulli": bits}
+HOSTS = (categorical, gumbel_rao, bits)
+KERNELS = (categorical_draw, categorical_gradient, gumbel_rao_kernels, bits, philox, reading)
 # the longest row that is one block, the size of a block of a longer one, lanes picked together
 ONE_BLOCK, BLOCK, GROUP = 16, 16, 4
 
@@ -77,34 +92,44 @@ def poison(request, monkeypatch):
 
 def forget_plans():
     """Of how to cut rows into programs."""
-    for module in MODULES.values():
+    for module in HOSTS:
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
+    quick._known.clear()
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def tiles(monkeypatch):
+    """A function that sets a constant of how rows are cut, for the time of a test."""
+    with monkeypatch.context() as patch:
+
+        def change(module, name, value):
+            patch.setattr(module, name, value)
+            forget_plans()
+
+        yield change
+    forget_plans()
+
+
+@pytest.fixture
+def small_blocks(tiles):
     """Blocks so small that all branches run on rows of some dozen categories."""
     for name in ("LONGEST_DRAW", "LONGEST_GRADIENT"):
-        monkeypatch.setattr(categorical, name, ONE_BLOCK)
+        tiles(categorical, name, ONE_BLOCK)
     for name in ("LONG_DRAW", "LONG_GRADIENT"):
-        monkeypatch.setattr(categorical, name, BLOCK)
-    monkeypatch.setattr(categorical, "GROUP", GROUP)
-    monkeypatch.setattr(gumbel_rao, "LONGEST", ONE_BLOCK)
-    monkeypatch.setattr(gumbel_rao, "LONG_BLOCK", BLOCK)
-    monkeypatch.setattr(bits, "BLOCK", 16)
-    monkeypatch.setattr(bits, "DRAWS_BLOCK", 8)
+        tiles(categorical, name, BLOCK)
+    tiles(categorical, "GROUP", GROUP)
+    tiles(gumbel_rao, "LONGEST", ONE_BLOCK)
+    tiles(gumbel_rao, "LONG_BLOCK", BLOCK)
+    tiles(bits, "BLOCK", 16)
+    tiles(bits, "DRAWS_BLOCK", 8)
 
 
 @pytest.fixture
-def wide_programs(monkeypatch):
+def wide_programs(tiles):
     """Many short rows in a program, which is what takes the interpreter's time."""
-    with monkeypatch.context() as patch:
-        patch.setattr(categorical, "_FEW_NUMBERS", 4096)
-        forget_plans()
-        yield
-    forget_plans()
+    tiles(categorical, "_FEW_NUMBERS", 4096)
 
 
 class Launch(NamedTuple):
@@ -125,7 +150,7 @@ def launches(monkeypatch):
         given = dict(zip(self.arg_names, arguments, strict=False)) | options
         module = self.fn.__globals__["__name__"].rpartition(".")[2]
         constants = {name: given[name] for name in self.constexprs}
-        seen.append(Launch(module + self.fn.__name__, constants, self.grid[0]))
+        seen.append(Launch(f"{module}.{self.fn.__name__}", constants, self.grid[0]))
         return plain(self, *arguments, **options)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
@@ -244,7 +269,11 @@ def test_short_rows_in_one_block_or_two(n, launches):
     case = BY_METHOD["categorical", "gumbel_rao"]
     check_case(case, *inputs(3, n), 0.6)
     check_case(case, *inputs(3, n), 1.0, mask=allowed_some(3, n))
-    sizes = {(c["BLOCK"], c["REST"]) for name, c, _ in launches if name.startswith("gumbel_rao")}
+    sizes = {
+        (c["BLOCK"], c["REST"])
+        for name, c, _ in launches
+        if name == "gumbel_rao_kernels._gradient_kernel"
+    }
     (size,) = sizes
     # less than a third of it is empty
     assert n <= sum(size) < 1.5 * n
@@ -363,15 +392,80 @@ def test_gradient_of_another_dtype(logits_dtype):
     """The host functions take it; autograd itself gives the dtype of the sample."""
     logits, g = inputs(3, 9, dtype=logits_dtype)
     other = g.to(torch.float16 if logits_dtype == torch.float32 else torch.float32)
-    _, drawn = categorical.draw(logits, -1, None, seed_of(1), given=False, dense=False)
-    expected = REINMAX.expected(logits, other, drawn.index)
-    scale = REINMAX.scale(other, drawn.index, expected)
+    _, drawn = categorical.draw(Rows(logits), seed_of(1), given=False, dense=False)
+    expected = REINMAX.expected(logits, other, drawn.categories)
+    scale = REINMAX.scale(other, drawn.categories, expected)
     for in_place in (False, True):
         actual = categorical.gradient(
-            "reinmax", other.clone(), logits, -1, None, 1.0, 0.0, None, drawn, in_place=in_place
+            Method("reinmax"), other.clone(), Rows(logits), None, drawn, in_place
         )
         assert actual.dtype == logits_dtype
         assert_gradient(actual, expected, scale)
+
+
+@each([case for case in CASES if case.noisy])
+def test_given_draws_with_fresh_noise(case):
+    logits, g = inputs(4, 5)
+    leaf = logits.requires_grad_()
+    sample = samplers.one_hot if case.categorical else samplers.bits
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
+    draw = torch.tensor([0, 4, 2, 2]) if case.categorical else (normal(4, 5) > 0).float()
+    z = sample(Call("test", leaf, 0.7, generator=seeded(3)), method, draw)
+    assert torch.equal(case.drawn(z), draw)
+    expected = case.expected(logits, g, draw, 0.7, seed=seed_of(3))
+    scale = case.scale(g, draw, expected)
+    assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
+
+
+class Started:
+    """Stands for a compiled kernel: finds its tensors by their addresses, as a GPU does."""
+
+    def __init__(self, plan, dtypes):
+        self.plan, self.dtypes, self.count = plan, dtypes, 0
+        plan.compiled = (self, None, None)
+
+    def __call__(self, programs, y, z, stream, function, metadata, *arguments):
+        assert (y, z, arguments[:3]) == (1, 1, (None,) * 3)
+        addresses, rest = arguments[3 : 3 + len(self.dtypes)], arguments[3 + len(self.dtypes) :]
+        tensors = [
+            torch.frombuffer((ctypes.c_char * 8).from_address(address), dtype=dtype)
+            for address, dtype in zip(addresses, self.dtypes, strict=True)
+        ]
+        self.count += 1
+        self.plan.kernel[(programs,)](*tensors, *rest)
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_call_as_before_gives_the_same(case, rows, monkeypatch):
+    """A number of another type is not looked up, so the general way is taken; both are the same."""
+    logits, g = inputs(rows, 12)
+    leaf = logits.requires_grad_()
+    real, whole = torch.float32, torch.int64
+    monkeypatch.setattr("discretegrad.kernels.launch._current_stream", lambda device: 0)
+    results, started = [], []
+    forget_plans()
+    for tau in (2, 2.0):
+        z = case.sample(leaf, tau, generator=seeded(1))
+        results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+        for known in quick._known.values():
+            # what the first call by floating-point numbers planned is compiled for the second
+            started = [Started(known.draw, [real, real, real, whole, whole, real])]
+            if known.gradient is not None:
+                started.append(Started(known.gradient, [*[real] * 6, whole, real, whole, real]))
+    assert [one.count for one in started] == [0] * len(started)
+    z = case.sample(leaf, 2.0, generator=seeded(1))
+    results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+    assert [one.count for one in started] == [1] * len(started)
+    for sample, gradient in results[1:]:
+        assert torch.equal(sample, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+    # what cannot be started directly is launched as ever: strides, alignment
+    for other in (g.T.contiguous().T, torch.cat([g.flatten(), g[0]])[1:][: g.numel()].view_as(g)):
+        expected = torch.autograd.grad(case.sample(leaf, 2, generator=seeded(1)), leaf, other)[0]
+        z = case.sample(leaf, 2.0, generator=seeded(1))
+        assert torch.equal(torch.autograd.grad(z, leaf, other)[0], expected)
+    forget_plans()
 
 
 @each(WALKS)
@@ -383,15 +477,12 @@ def test_in_place(case, n, contiguous, small_blocks):
     if not contiguous:
         g = g.T.contiguous().T
     seed = seed_of(1)
-    _, drawn = categorical.draw(logits, -1, None, seed, given=False, dense=False)
-    expected = case.expected(logits, g, drawn.index, 0.7, seed=seed)
-    num_draws = case.options.get("num_draws", 0)
+    _, drawn = categorical.draw(Rows(logits), seed, given=False, dense=False)
+    expected = case.expected(logits, g, drawn.categories, 0.7, seed=seed)
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     kept = g.clone(memory_format=torch.preserve_format)
-    actual = ops._gradient(
-        case.method, g, logits, -1, None, 0.7, None, 0.0, num_draws, seed, drawn.index,
-        drawn.statistics, in_place=True,
-    )  # fmt: skip
-    assert_gradient(actual, expected, case.scale(kept, drawn.index, expected))
+    actual = ops.gradient(method, g, Rows(logits, tau=0.7), seed, drawn, in_place=True)
+    assert_gradient(actual, expected, case.scale(kept, drawn.categories, expected))
     assert (actual.data_ptr() == g.data_ptr()) == contiguous
     if not contiguous:
         assert torch.equal(g, kept)
@@ -434,20 +525,20 @@ def test_a_shift_of_the_gradient_changes_nothing(case):
 
 # what a kernel is compiled for, and what values tests must have given it
 BRANCHES = {
-    "categorical_draw_kernel": {
+    "categorical_draw._draw_kernel": {
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
         "GIVEN": {False, True},
         "DENSE": {False, True},
         "PART": {0, 1, 2},
     },
-    "categorical_gradient_kernel": {
+    "categorical_gradient._gradient_kernel": {
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
         "HAS_TAU": {False, True},
         "PART": {0, 1, 2},
     },
-    "gumbel_rao_gradient_kernel": {
+    "gumbel_rao_kernels._gradient_kernel": {
         "SEVERAL": {False, True},
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
@@ -455,8 +546,8 @@ BRANCHES = {
         "SUMS_OWN": {False, True},
         "REST": {0, 1},
     },
-    "bernoulli_draw_kernel": {"HAS_MASK": {False, True}},
-    "bernoulli_gradient_kernel": {
+    "bernoulli._draw_kernel": {"HAS_MASK": {False, True}},
+    "bernoulli._gradient_kernel": {
         "HAS_MASK": {False, True},
         "GIVEN": {False, True},
         "HAS_TAU": {False, True},
@@ -498,42 +589,42 @@ def run_every_branch():
 
 def drawn_in_parts(rows):
     """Memory for what is known of rows whose parts come one after the other."""
-    return categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    return Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
 
 
 def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
     """The draw and the gradient of rows that come in parts, as for a vocabulary."""
     seed, rows = seed_of(seed), len(logits)
-    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    drawn = drawn_in_parts(rows)
     ends = torch.tensor(sizes).cumsum(0).tolist()
     spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     for begin, end in spans:
         categorical.draw_part(logits[:, begin:end].contiguous(), begin, seed, drawn)
-    own = logits.gather(-1, drawn.index[:, None]).squeeze(-1)
+    own = logits.gather(-1, drawn.categories[:, None]).squeeze(-1)
     assert torch.equal(drawn.statistics[2], own.float())
     if index is not None:
-        drawn.index.copy_(index)
+        drawn.categories.copy_(index)
         drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
-    at_draw = g.gather(-1, drawn.index[:, None]).squeeze(-1).float()
+    at_draw = g.gather(-1, drawn.categories[:, None]).squeeze(-1).float()
     sums = torch.zeros(5, rows)
-    rest = (tau, 0.7, seed, drawn, at_draw, sums)
+    known = categorical.LongRows(Method(method, gap=0.7), tau, seed, drawn, at_draw, sums)
     for begin, end in spans:
         pieces = [x[:, begin:end].contiguous() for x in (g, logits)]
-        categorical.sums_part(method, *pieces, begin, *rest)
+        categorical.sums_part(known, *pieces, begin)
     results = [
         categorical.gradient_part(
-            method, *[x[:, begin:end].contiguous() for x in (g, logits)], begin, *rest
+            known, *[x[:, begin:end].contiguous() for x in (g, logits)], begin
         )
         for begin, end in spans
     ]
     return drawn, torch.cat(results, -1)
 
 
-def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
+def test_every_branch_is_taken(small_blocks, launches, tiles):
     with traced_lines() as executed:
         run_every_branch()
         # long, but one block: the noise at the draw is made apart
-        monkeypatch.setattr(gumbel_rao, "LONGEST", 512)
+        tiles(gumbel_rao, "LONGEST", 512)
         z = discretegrad.gumbel_rao(normal(300).requires_grad_(), num_draws=1, backend="triton")
         z.sum().backward()
         seeds = torch.arange(2)
@@ -548,7 +639,7 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         for name, values in constants.items():
             assert seen[kernel, name] >= values, (kernel, name)
     # the formulas, each at a temperature of 1 and at another, in one block and in several
-    for kernel in ("categorical_gradient_kernel", "bernoulli_gradient_kernel"):
+    for kernel in ("categorical_gradient._gradient_kernel", "bernoulli._gradient_kernel"):
         names = [name for name in ("METHOD", "TEMPERED", "ONE_BLOCK") if (kernel, name) in seen]
         taken = {
             tuple(int(launch.constants[name]) for name in names)
@@ -557,10 +648,10 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         }
         methods = 8 if kernel.startswith("categorical") else 9
         assert len(taken) == methods * 2 ** (len(names) - 1)
-    draws = [launch for launch in launches if launch.kernel == "categorical_draw_kernel"]
+    draws = [launch for launch in launches if launch.kernel == "categorical_draw._draw_kernel"]
     shapes = {(c["BLOCKS"] > 1, c["GROUP"] > 1) for _, c, _ in draws}
     assert shapes == {(False, False), (False, True), (True, True)}
-    rao = [launch for launch in launches if launch.kernel == "gumbel_rao_gradient_kernel"]
+    rao = [launch for launch in launches if launch.kernel == "gumbel_rao_kernels._gradient_kernel"]
     shapes = {(c["ONE_BLOCK"], c["TEMPERED"]) for _, c, _ in rao}
     assert len(shapes) == 4
     assert not untraced(executed)
@@ -571,7 +662,7 @@ class traced_lines:
 
     def __enter__(self):
         self.lines = defaultdict(set)
-        self.files = {module.__file__ for module in (*MODULES.values(), philox)}
+        self.files = {module.__file__ for module in KERNELS}
         self.before = sys.gettrace()
         sys.settrace(self.call)
         return self.lines
@@ -591,7 +682,7 @@ class traced_lines:
 def untraced(executed):
     """Statements of kernels that did not run, as file:line."""
     missing = []
-    for module in (*MODULES.values(), philox):
+    for module in KERNELS:
         tree = ast.parse(inspect.getsource(module))
         for function in tree.body:
             if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
@@ -610,7 +701,7 @@ def untraced(executed):
     return missing
 
 
-@pytest.mark.parametrize("method", sorted(m for m in categorical.METHODS if m != "gumbel_rao"))
+@pytest.mark.parametrize("method", [m for m in FORMULAS if m != "gumbel_rao"])
 def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
     case = BY_METHOD["categorical", method]
     logits, g = inputs(3, 28)
@@ -618,8 +709,8 @@ def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
     index = torch.tensor([19, 20, 27])
     for tau in (1.0, 0.7) if method == "reinmax" else (0.7,):
         drawn, actual = run_in_parts(method, logits, g, tau, [20, 8], index=index)
-        expected = case.expected(logits, g, drawn.index, tau, seed=seed_of(1))
-        assert_gradient(actual, expected, case.scale(g, drawn.index, expected))
+        expected = case.expected(logits, g, drawn.categories, tau, seed=seed_of(1))
+        assert_gradient(actual, expected, case.scale(g, drawn.categories, expected))
         total = drawn.statistics[0].exp() * drawn.statistics[1]
         assert torch.allclose(total, logits.exp().sum(-1))
 
@@ -713,11 +804,9 @@ def test_extreme_bits(case):
 def test_tails_of_bits_are_relatively_accurate(case, value):
     """No scale in the tolerance: an error of a logit counts as much as its exponential grows."""
     logits, seed = torch.linspace(-80, 80, 41), seed_of(1)
-    draws = case.options.get("num_draws", 0)
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     draw = torch.full((41,), value)
-    actual = bits.gradient(
-        case.method, torch.ones(41), logits, None, 1.0, 0.0, draws, seed, draw != 0
-    )
+    actual = bits.gradient(method, torch.ones(41), Bits(logits), seed, draw != 0)
     expected = case.expected(logits, torch.ones(41), draw, seed=seed)
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
 
@@ -801,12 +890,12 @@ def test_frequencies_with_groups_and_blocks(n, rows, small_blocks, wide_programs
 def test_frequencies_of_rows_in_parts(wide_programs):
     logits = 1.5 * normal(12, seed=4)
     rows, seed = 5000, seed_of(3)
-    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    drawn = drawn_in_parts(rows)
     for begin, end in ((0, 4), (4, 8), (8, 12)):
         part = logits[begin:end].expand(rows, -1).contiguous()
         categorical.draw_part(part, begin, seed, drawn)
-    assert torch.equal(drawn.statistics[2], logits[drawn.index])
-    counts = torch.bincount(drawn.index, minlength=12)
+    assert torch.equal(drawn.statistics[2], logits[drawn.categories])
+    counts = torch.bincount(drawn.categories, minlength=12)
     assert chi_square(counts, logits.double().softmax(-1)) > LEVEL
 
 
@@ -824,7 +913,7 @@ def test_calls_are_independent(wide_programs):
 def test_neighbouring_seeds_are_independent(difference, wide_programs):
     logits = PROBS.log().expand(3000, -1).contiguous()
     draws = [
-        categorical.draw(logits, -1, None, seed_of(6) + d, given=False, dense=False)[1].index
+        categorical.draw(Rows(logits), seed_of(6) + d, given=False, dense=False)[1].categories
         for d in (0, difference)
     ]
     assert independence(*draws, PROBS) > LEVEL
@@ -1111,24 +1200,25 @@ def operators():
     logits, g = inputs(3, 5)
     mask, tau, seed = allowed_some(3, 5), temperatures(3, 1).expand(3, 5), seed_of(1)
     index = torch.tensor([2, 2, 2])
-    _, _, statistics = ops._draw(logits, -1, mask, index, True, True)
+    _, drawn = categorical.draw(Rows(logits, -1, mask), index, True, True)
     value = torch.ones(3, 5, dtype=torch.bool)
+    reinmax, rao = Method("reinmax"), Method("gumbel_rao", num_draws=5)
     return {
-        "draw": (ops._draw_operator, (logits, -1, mask, seed, False, True)),
-        "draw given": (ops._draw_operator, (logits, 1, None, index, True, True)),
-        "draw, index only": (ops._draw_operator, (logits, 0, None, seed, False, False)),
+        "draw": (ops._draw, (logits, -1, mask, seed, False, True)),
+        "draw given": (ops._draw, (logits, 1, None, index, True, True)),
+        "draw, index only": (ops._draw, (logits, 0, None, seed, False, False)),
         "gradient": (
-            ops._gradient_operator,
-            ("reinmax", g, logits, -1, mask, 1.0, tau, 0.0, 0, seed, index, statistics),
+            ops._gradient,
+            (*reinmax, g, *Rows(logits, -1, mask, 1.0, tau), None, *drawn),
         ),
         "gradient of gumbel_rao": (
-            ops._gradient_operator,
-            ("gumbel_rao", g, logits, -1, None, 0.7, None, 0.0, 5, seed, index, statistics),
+            ops._gradient,
+            (*rao, g, *Rows(logits, tau=0.7), seed, *drawn),
         ),
-        "draw_bits": (ops._draw_bits_operator, (logits.T, mask.T, seed)),
+        "draw_bits": (ops._draw_bits, (logits.T, mask.T, seed)),
         "gradient_bits": (
-            ops._gradient_bits_operator,
-            ("reinmax", g.T, logits.T, None, 0.7, None, 0.0, 0, None, value.T),
+            ops._gradient_bits,
+            (*reinmax, g.T, *Bits(logits.T, tau=0.7), None, value.T),
         ),
     }
 
@@ -1200,11 +1290,17 @@ def test_without_gradients_nothing_is_kept(case):
 
 def test_kernels_are_imported_only_where_they_run():
     """The library itself does not need Triton."""
-    for name in ("_fused", "_select", "kernels.dispatch", "estimators.reinmax"):
+    for name in (
+        "kernels.samplers",
+        "kernels.formulas",
+        "kernels.layout",
+        "kernels.dispatch",
+        "_select",
+    ):
         module = importlib.import_module(f"discretegrad.{name}")
         assert not any(
             getattr(value, "__name__", "") == "triton" for value in vars(module).values()
         )
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                assert not node.module.endswith(("ops", "categorical", "philox"))
+                assert not node.module.endswith(("ops", "quick", "categorical", "philox"))

@@ -1,11 +1,33 @@
-"""Names for the types that appear in signatures."""
+"""Names for the types that appear in signatures, and what travels together between files."""
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
-Family: TypeAlias = Literal["categorical", "bernoulli"]
 Temperature: TypeAlias = float | Tensor
 Objective: TypeAlias = Callable[[Tensor], Tensor]
+Family: TypeAlias = Literal["categorical", "bernoulli"]  # until the samplers take it as an argument
+
+
+class Call(NamedTuple):
+    """What every sampler is given about its variables, as the user wrote it."""
+
+    name: str
+    """The sampler, for messages."""
+    logits: Tensor
+    tau: Temperature = 1.0
+    dim: int = -1
+    mask: Tensor | None = None
+    generator: torch.Generator | None = None
+
+
+class Method(NamedTuple):
+    """Which formula a kernel computes."""
+
+    name: str
+    """A key of the kernels' table of formulas."""
+    gap: float = 0.0
+    num_draws: int = 0

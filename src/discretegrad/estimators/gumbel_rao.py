@@ -191,10 +191,8 @@ def gumbel_rao_seeded(
     name = "gumbel_rao_seeded"
     check_count(name, "num_draws", num_draws)
     if choose(name, logits, backend) == "triton":
-        check_seed(name, seed, logits)
         method = Method("gumbel_rao", num_draws=num_draws)
-        seeds = seed.contiguous().view(-1)
-        return fused.sample_at(name, method, logits, index, tau, -1, mask, seeds)
+        return fused.sample_at(name, method, logits, index, tau, -1, mask, seed)
     rows = categorical_rows(name, logits, tau, -1, mask)
     check_seed(name, seed, logits)
     given = given_index(name, rows, index)
