@@ -11,6 +11,7 @@ import inspect
 import math
 import sys
 from collections import defaultdict
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import discretegrad
 import philox_reference
-from discretegrad import BackendUnavailable, bernoulli
+from discretegrad import BackendUnavailable, sample_index
 from discretegrad.kernels import dispatch
 from kernel_cases import (
     BERNOULLI,
@@ -70,6 +71,8 @@ from discretegrad.kernels import (  # noqa: E402
 from discretegrad.kernels import rows as reading  # noqa: E402
 from discretegrad.kernels.formulas import FORMULAS  # noqa: E402
 from discretegrad.kernels.layout import Bits, Drawn, Rows, layout  # noqa: E402
+
+BITS = BY_METHOD["bernoulli", "reinmax"]
 
 # NumPy tells of infinities that a GPU makes silently
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -251,7 +254,7 @@ def test_bernoulli_sizes_around_every_boundary(case, n, small_blocks):
 
 def test_bernoulli_real_boundaries():
     for n in (1023, 1024, 1025, 4096):
-        check_case(BY_METHOD["bernoulli", "reinmax"], *inputs(n))
+        check_case(BITS, *inputs(n))
     check_case(BY_METHOD["bernoulli", "gumbel_rao"], *inputs(65))
 
 
@@ -324,7 +327,7 @@ BROADCASTS = [(4, 1, 1), (1, 3, 1), (3, 1), (4, 3, 1), (1,), ()]
 
 
 @pytest.mark.parametrize("shape", BROADCASTS, ids=str)
-@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
 def test_broadcast_temperatures(case, shape):
     check_case(case, *inputs(4, 3, 5), temperatures(*shape))
 
@@ -335,7 +338,7 @@ def test_temperatures_by_element_of_bits():
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 5), (1, 3, 5), (5,), (3, 5), (4, 3, 5), (4, 3, 1)])
-@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
 def test_broadcast_masks(case, shape):
     mask = allowed_some(*shape)
     if case.categorical and shape[-1] == 1:
@@ -376,7 +379,7 @@ def test_given_categories_of_any_strides(index_dtype, strided):
 @ANY_STRIDES
 @pytest.mark.parametrize("value_dtype", [torch.bool, torch.int64, torch.float16])
 def test_given_values_of_any_dtype_and_strides(value_dtype, strided):
-    case = BY_METHOD["bernoulli", "reinmax"]
+    case = BITS
     logits, g = inputs(3, 4)
     value = strided((torch.arange(1, 13).reshape(4, 3) % 2).to(value_dtype))
     leaf = logits.requires_grad_()
@@ -572,18 +575,18 @@ def run_every_branch():
     # a group of lanes in one block, a block far above the first one, a draw that is given
     discretegrad.reinmax(normal(1, 16), backend="triton")
     discretegrad.reinmax(torch.arange(17.0) // 16 * 100, backend="triton")
-    discretegrad.reinmax_at(long, torch.tensor([16]), backend="triton")
+    discretegrad.reinmax(long, given=torch.tensor([16]), backend="triton")
     split = normal(2, 5, 2).requires_grad_()
     mask, tau = allowed_some(2, 5, 2, dim=1), temperatures(2, 1, 2)
     for name in ("reinmax", "gumbel_rao"):
         z = getattr(discretegrad, name)(split, tau, dim=1, mask=mask, backend="triton")
         z.sum().backward()
-    _, handle = discretegrad.reinmax_index(long, backend="triton")
+    _, handle = sample_index(long, backend="triton")
     discretegrad.select(handle, normal(17)).sum().backward()
     for tau in (temperatures(5), torch.tensor(0.7)):
-        z = bernoulli.reinmax(short, tau, mask=allowed_some(5), backend="triton")
+        z = BITS.sample(short, tau, mask=allowed_some(5))
         z.sum().backward()
-    bernoulli.reinmax_at(short, torch.ones(1, 5), backend="triton").sum().backward()
+    BITS.sample_at(short, torch.ones(1, 5)).sum().backward()
     run_in_parts("mean_second", normal(1, 28), normal(1, 28), 0.7, [20, 8])
 
 
@@ -630,7 +633,8 @@ def test_every_branch_is_taken(small_blocks, launches, tiles):
         seeds = torch.arange(2)
         for n in (2, 3, 4):
             logits = normal(2, n).requires_grad_()
-            discretegrad.gumbel_rao_seeded(logits, seeds, seeds, backend="triton").sum().backward()
+            z = discretegrad.gumbel_rao(logits, given=seeds, seed=seeds, backend="triton")
+            z.sum().backward()
     seen = defaultdict(set)
     for launch in launches:
         for name, value in launch.constants.items():
@@ -843,7 +847,7 @@ def test_a_row_of_nan_stays_in_range_and_alone(case, small_blocks, unchecked):
 
 def test_a_row_without_categories_stays_in_range(unchecked):
     for n in (3, 70):
-        index, _ = discretegrad.reinmax_index(torch.full((2, n), -math.inf), backend="triton")
+        index, _ = sample_index(torch.full((2, n), -math.inf), backend="triton")
         assert ((index >= 0) & (index < n)).all()
 
 
@@ -854,7 +858,7 @@ def test_excluded_categories_are_never_drawn(small_blocks, wide_programs):
         mask = torch.arange(n) % 3 == 1
         logits[:, ~mask] += 30
         for given, x in ((mask, logits), (None, logits.masked_fill(~mask, -math.inf))):
-            index, _ = discretegrad.reinmax_index(x, mask=given, backend="triton")
+            index, _ = sample_index(x, mask=given, backend="triton")
             assert mask[index].all()
 
 
@@ -863,9 +867,7 @@ PROBS = torch.tensor([0.3, 0.05, 0.25, 0.1, 0.3])
 
 def indices(logits, seed, rows=None, **arguments):
     logits = logits if rows is None else logits.expand(rows, -1)
-    return discretegrad.reinmax_index(
-        logits, generator=seeded(seed), backend="triton", **arguments
-    )[0]
+    return sample_index(logits, generator=seeded(seed), backend="triton", **arguments)[0]
 
 
 def test_frequencies_in_one_block(wide_programs):
@@ -903,8 +905,7 @@ def test_calls_are_independent(wide_programs):
     generator = seeded(5)
     logits = PROBS.log().expand(3000, -1)
     first, second = (
-        discretegrad.reinmax_index(logits, generator=generator, backend="triton")[0]
-        for _ in range(2)
+        sample_index(logits, generator=generator, backend="triton")[0] for _ in range(2)
     )
     assert independence(first, second, PROBS) > LEVEL
 
@@ -922,9 +923,7 @@ def test_neighbouring_seeds_are_independent(difference, wide_programs):
 @pytest.mark.parametrize("logit", [-6.0, -1.0, 0.0, 0.3, 5.0])
 def test_frequencies_of_bits(logit):
     rows = 2**16
-    value = bernoulli.reinmax(
-        torch.full((rows,), logit), generator=seeded(7), backend="triton"
-    ).long()
+    value = BITS.sample(torch.full((rows,), logit), generator=seeded(7)).long()
     prob = torch.sigmoid(torch.tensor(logit).double())
     ones = int(value.sum())
     assert stats.binomtest(ones, rows, prob.item()).pvalue > LEVEL
@@ -936,7 +935,7 @@ def test_frequencies_of_bits(logit):
 
 def test_bits_are_the_draws_of_the_reference():
     logits = 3 * normal(3, 700)
-    z = bernoulli.reinmax(logits, generator=seeded(8), backend="triton")
+    z = BITS.sample(logits, generator=seeded(8))
     word = philox_reference.neighbour_words(seed_of(8), 2100, philox_reference.DRAW)
     uniform = philox_reference.uniform(word).reshape(3, 700)
     unlikely = torch.sigmoid(-logits.double().abs())
@@ -1043,8 +1042,8 @@ def test_auto_stays_on_the_torch_path_of_a_cpu(launches):
     logits = normal(3, 4).requires_grad_()
     for backend in ("auto", "torch"):
         discretegrad.reinmax(logits, backend=backend).sum().backward()
-        bernoulli.reinmax(logits, backend=backend).sum().backward()
-        discretegrad.reinmax_index(logits, backend=backend)
+        BITS.sample(logits, backend=backend).sum().backward()
+        sample_index(logits, backend=backend)
     assert not launches
     discretegrad.reinmax(logits, backend="triton")
     assert launches
@@ -1106,19 +1105,20 @@ def test_all_reasons_are_listed_at_once(monkeypatch):
     assert all(reason in str(error.value) for reason in reasons)
 
 
-@pytest.mark.parametrize("namespace", [discretegrad, bernoulli], ids=["categorical", "bernoulli"])
-def test_what_no_kernel_does(namespace):
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_what_no_kernel_does(family):
     logits = torch.zeros(3)
+    chosen = {"family": family, "backend": "triton"}
     with pytest.raises(BackendUnavailable, match="no kernel for hard=False"):
-        namespace.gumbel_softmax(logits, hard=False, backend="triton")
-    draw = torch.tensor(1) if namespace is discretegrad else torch.ones(3)
+        discretegrad.gumbel_softmax(logits, hard=False, **chosen)
+    chosen["given"] = torch.tensor(1) if family == "categorical" else torch.ones(3)
     for name, noise in (("gumbel_softmax", torch.ones(3)), ("gumbel_rao", torch.ones(2, 3))):
         with pytest.raises(BackendUnavailable, match="no kernel for noise that is given"):
-            getattr(namespace, f"{name}_at")(logits, draw, noise, backend="triton")
+            getattr(discretegrad, name)(logits, noise=noise, **chosen)
 
 
 def test_backends_that_do_not_exist():
-    for sampler in (discretegrad.reinmax, discretegrad.reinmax_index, bernoulli.reinmax):
+    for sampler in (discretegrad.reinmax, sample_index, partial(BITS.function, family="bernoulli")):
         with pytest.raises(ValueError, match="expected backend to be one of"):
             sampler(torch.zeros(3), backend="cuda")
 
@@ -1130,9 +1130,9 @@ def test_wrong_input_is_refused_as_on_the_torch_path():
     with pytest.raises(ValueError, match="at least one allowed category"):
         discretegrad.reinmax(torch.zeros(2), mask=nothing, backend="triton")
     with pytest.raises(ValueError, match="index in"):
-        discretegrad.reinmax_at(torch.zeros(2), torch.tensor(2), backend="triton")
+        discretegrad.reinmax(torch.zeros(2), given=torch.tensor(2), backend="triton")
     with pytest.raises(ValueError, match="without NaN"):
-        bernoulli.reinmax(torch.tensor([math.nan]), backend="triton")
+        BITS.sample(torch.tensor([math.nan]))
     with pytest.raises(ValueError, match="tau"):
         discretegrad.reinmax(torch.zeros(2), -1.0, backend="triton")
 
@@ -1251,7 +1251,7 @@ def test_checkpoint_gives_the_same_gradient(case):
     assert torch.equal(*gradients)
 
 
-@each([REINMAX, BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BITS])
 def test_autocast(case):
     inside, outside = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -1297,7 +1297,7 @@ def test_kernels_are_imported_only_where_they_run():
         "kernels.dispatch",
         "_select",
     ):
-        module = importlib.import_module(f"discretegrad.{name}")
+        module = importlib.import_module(f"discretegrad.kernels.{name}")
         assert not any(
             getattr(value, "__name__", "") == "triton" for value in vars(module).values()
         )

@@ -6,7 +6,6 @@ Backward calls the estimator's formula. ``torch.compile`` traces through both; `
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,60 +13,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._math import row_sum, sigmoid
 from ._modes import compiling, transforming
-from ._rows import Bits, Rows, restore_dim
-from ._types import Temperature
 
 _LOW_PRECISIONS = (torch.float16, torch.bfloat16)
 # vjp(g, draw, *saved): the gradient for the logits, given the gradient g at the sample
 Vjp = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Categories that were drawn, with the gradient ``vjp(g, index, *saved)`` of their one-hot."""
+def attach_sample(
+    make_sample: Callable[[Tensor, Tensor], Tensor], vjp: Vjp, logits: Tensor, *saved: Tensor | None
+) -> Tensor:
+    """``make_sample(logits, drawn)`` with the gradient ``vjp(g, drawn, *rest)`` for the logits.
 
-    rows: Rows
-    index: Tensor
-    """int64, (..., 1)."""
-    vjp: Vjp
-    """The formula; bind numbers to it with ``functools.partial``."""
-    saved: tuple[Tensor, ...]
-    """Constant tensors with the leading axes of the logits."""
-
-
-def attach_one_hot(draw: Draw) -> Tensor:
-    """The one-hot of a draw, with its gradient, in the user's layout."""
-    rows = draw.rows
-    return restore_dim(dense_one_hot(draw.vjp, rows.logits, draw.index, *draw.saved), rows.dim)
-
-
-def dense_one_hot(vjp: Vjp, logits: Tensor, *saved: Tensor | None) -> Tensor:
-    """The one-hot of the first that is saved, an index (..., 1), with the gradient of ``vjp``."""
-    return _apply(_one_hot, vjp, logits, *saved)
-
-
-def attach_value(bits: Bits, value: Tensor, vjp: Vjp, *saved: Tensor) -> Tensor:
-    """The 0/1 sample of the boolean ``value`` with the gradient ``vjp(g, value, *saved)``."""
-    return _apply(_zero_one, vjp, bits.logits, value, *saved)
-
-
-def softmax_draw(rows: Rows, index: Tensor, probs: Tensor) -> Draw:
-    """A draw with the gradient of ``probs = softmax(x / tau)`` for x."""
-    if isinstance(rows.tau, Tensor):
-        return Draw(rows, index, _softmax_vjp, (probs, rows.tau))
-    return Draw(rows, index, partial(_softmax_vjp, tau=rows.tau), (probs,))
-
-
-def attach_sigmoid(bits: Bits, value: Tensor, logits: Tensor) -> Tensor:
-    """The 0/1 sample ``value`` with the gradient of ``sigmoid(x / tau)``, x / tau = ``logits``."""
-    slope = sigmoid(logits) * sigmoid(-logits) / bits.tau
-    return attach_value(bits, value, _slope_vjp, slope)
-
-
-def _slope_vjp(g: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-    return g * slope
+    The first that is saved is the draw, the rest are constants; all have the leading axes of the
+    logits.
+    """
+    return _apply(make_sample, vjp, logits, *saved)
 
 
 def attach_gradient(logits: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
@@ -119,26 +80,6 @@ class _Learned(torch.autograd.Function):
         return None, None, *gradients, *[None] * len(slopes)
 
 
-def jacobian_product(probs: Tensor, g: Tensor) -> Tensor:
-    """``J(q) g`` with ``J(q) = diag(q) - q q^T``, the Jacobian of softmax at its value q."""
-    product = probs * g
-    return product.addcmul_(probs, row_sum(product), value=-1)
-
-
-def centred(g: Tensor, index: Tensor) -> Tensor:
-    """``g`` minus its entry at ``index``: no estimator here feels a shift, but rounding does."""
-    return g - g.gather(-1, index)
-
-
-def _softmax_vjp(g: Tensor, index: Tensor, probs: Tensor, tau: Temperature) -> Tensor:
-    return jacobian_product(probs, centred(g, index)).div_(tau)
-
-
-def _apply(*args: Any) -> Tensor:
-    sample: Tensor = apply_fast(_Attach)(*args)[0]
-    return sample
-
-
 def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without what takes longer than a small sample."""
     if compiling() or transforming():
@@ -149,17 +90,10 @@ def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return fast
 
 
-def _one_hot(logits: Tensor, index: Tensor) -> Tensor:
-    if compiling():
-        # torch 2.11 compiles scatter_ of a constant to a gradient of zero, and scatter of a
-        # constant to a float32 result; a comparison fuses as well
-        return (torch.arange(logits.shape[-1], device=logits.device) == index).to(logits.dtype)
-    zeros = torch.zeros_like(logits, memory_format=torch.contiguous_format)
-    return zeros.scatter_(-1, index, 1.0)
-
-
-def _zero_one(logits: Tensor, value: Tensor) -> Tensor:
-    return value.to(logits.dtype)
+def _apply(*args: Any) -> Tensor:
+    function = _Attach if compiling() or transforming() else _AttachEager
+    sample: Tensor = apply_fast(function)(*args)[0]
+    return sample
 
 
 class _Attach(torch.autograd.Function):
@@ -191,6 +125,27 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         return _Attach.apply(*_batch_first(info.batch_size, in_dims, args)), (0, None)
+
+
+class _AttachEager(torch.autograd.Function):
+    """The same in one step, which is faster but closed to transforms."""
+
+    backward = _Attach.backward
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        make_sample: Callable[[Tensor, Tensor], Tensor],
+        vjp: Vjp,
+        logits: Tensor,
+        draw: Tensor,
+        *saved: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        anchor = logits.new_empty(0)
+        ctx.vjp, ctx.dtype = vjp, logits.dtype
+        ctx.save_for_backward(anchor, draw, *saved)
+        ctx.set_materialize_grads(False)
+        return make_sample(logits, draw), anchor
 
 
 def estimate(

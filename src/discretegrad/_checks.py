@@ -8,6 +8,7 @@ read the tensor, which would stall a GPU, so by default they run on the CPU only
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._modes import compiling, transforming
-from ._types import Family, Temperature
+from ._types import Temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +34,6 @@ _TAU_LIMITS = {
 
 ChecksMode = Literal["auto", "always", "never"]
 _MODES = get_args(ChecksMode)
-_FAMILIES = get_args(Family)
 
 
 def set_checks(mode: ChecksMode) -> ChecksMode:
@@ -98,10 +98,9 @@ def check_dim(name: str, logits: Tensor, dim: int) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"{name}: expected dim to be an int, got {type(dim).__name__}")
     if logits.ndim == 0:
-        sampler = name.removesuffix("_at").removesuffix("_seeded")
         raise ValueError(
             f"{name}: expected logits with a category axis, got a scalar. For a single 0/1 "
-            f"variable use discretegrad.bernoulli.{sampler}."
+            'variable set family="bernoulli".'
         )
     if not -logits.ndim <= dim < logits.ndim:
         raise ValueError(
@@ -183,22 +182,6 @@ def check_mask(name: str, mask: Tensor | None, logits: Tensor) -> None:
         )
 
 
-def check_seed(name: str, seed: object, logits: Tensor) -> None:
-    """``seed`` is int64, one for each element of the first axes of the variables."""
-    if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
-        came = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
-        raise TypeError(
-            f"{name}: expected seed to be an int64 tensor, got {came}. Make one with "
-            "torch.randint(2**63 - 1, shape)."
-        )
-    variables = logits.shape[:-1]
-    if seed.shape != variables[: seed.ndim] or seed.device != logits.device:
-        raise ValueError(
-            f"{name}: expected a seed for each element of the first axes of {tuple(variables)} on "
-            f"{logits.device}, got shape {tuple(seed.shape)} on {seed.device}"
-        )
-
-
 def check_generator(name: str, generator: torch.Generator | None, logits: Tensor) -> None:
     """``generator`` draws on the device of ``logits``."""
     if generator is None:
@@ -214,92 +197,6 @@ def check_generator(name: str, generator: torch.Generator | None, logits: Tensor
         raise ValueError(
             f"{name}: expected a generator on the logits' device {wanted}, got one on {came}. "
             f"Make one with torch.Generator({str(wanted)!r})."
-        )
-
-
-def check_rows(name: str, logits: Tensor, probs: Tensor) -> None:
-    """No row holds NaN or +inf, and every row allows some category. Categories are last."""
-    # one bad entry makes its whole row of probabilities NaN: reading one column is enough
-    if not values_are_checked(probs) or not math.isnan(probs.select(-1, 0).sum().item()):
-        return
-    row = int(probs.select(-1, 0).flatten().isnan().nonzero()[0])
-    bad = logits.detach().flatten(0, -2)[row] if logits.ndim > 1 else logits.detach()
-    where = f"row {row}" if logits.ndim > 1 else "the only row"
-    if bad.isnan().any():
-        raise ValueError(
-            f"{name}: expected logits without NaN, got NaN in {where}. Find its origin with "
-            "torch.autograd.set_detect_anomaly(True)."
-        )
-    if (bad == math.inf).any():
-        raise ValueError(
-            f"{name}: expected logits that are finite or -inf, got +inf in {where}. "
-            "To force a category, mask out the others."
-        )
-    raise ValueError(
-        f"{name}: expected at least one allowed category in every row, but in {where} the mask "
-        "and -inf logits exclude all of them. Drop such rows, or allow a dummy category."
-    )
-
-
-def check_bits(name: str, logits: Tensor) -> None:
-    """Bernoulli logits hold no NaN; both infinities are fine (a certain bit)."""
-    if not values_are_checked(logits):
-        return
-    # one NaN makes the sum NaN, and the sum is fast; so do infinities of both signs, which are fine
-    if math.isnan(logits.detach().sum().item()) and logits.isnan().any():
-        raise ValueError(
-            f"{name}: expected logits without NaN, got NaN. Find its origin with "
-            "torch.autograd.set_detect_anomaly(True)."
-        )
-
-
-def check_index(name: str, index: Tensor, logits: Tensor) -> None:
-    """``index`` names one allowed category for each row of ``logits``, categories last."""
-    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
-        came = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(
-            f"{name}: expected index to be an int64 tensor of categories, got {came}. "
-            "Convert with index.long()."
-        )
-    if index.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"{name}: expected an index of shape {tuple(logits.shape[:-1])} (the logits' shape "
-            f"without the category axis), got {tuple(index.shape)}"
-        )
-    if not values_are_checked(index) or index.numel() == 0:
-        return
-    low, high = (int(v) for v in index.aminmax())
-    if low < 0 or high >= logits.shape[-1]:
-        raise ValueError(
-            f"{name}: expected an index in [0, {logits.shape[-1] - 1}], got values from {low} "
-            f"to {high}"
-        )
-    if (logits.detach().gather(-1, index.long().unsqueeze(-1)) == -math.inf).any():
-        raise ValueError(
-            f"{name}: expected an index of allowed categories, got one that the mask or a -inf "
-            "logit excludes"
-        )
-
-
-def check_value(name: str, value: Tensor, logits: Tensor) -> None:
-    """``value`` is a 0/1 tensor of the shape of the Bernoulli ``logits``."""
-    if not isinstance(value, Tensor) or value.is_complex():
-        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: expected value to be a 0/1 tensor, got {came}")
-    if value.shape != logits.shape:
-        raise ValueError(
-            f"{name}: expected a value of the logits' shape {tuple(logits.shape)}, "
-            f"got {tuple(value.shape)}"
-        )
-    if not values_are_checked(value):
-        return
-    if not ((value == 0) | (value == 1)).all():
-        raise ValueError(f"{name}: expected every value to be 0 or 1, got something else")
-    impossible = torch.where(value != 0, -math.inf, math.inf).to(logits.dtype)
-    if (logits.detach() == impossible).any():
-        raise ValueError(
-            f"{name}: expected possible values, got a 1 where the logit is -inf (or masked), or "
-            "a 0 where it is +inf"
         )
 
 
@@ -319,51 +216,6 @@ def check_noise(name: str, noise: Tensor, shape: tuple[int, ...], what: str) -> 
         )
 
 
-def check_exponential(name: str, noise: Tensor) -> None:
-    """Exponential noise is positive and finite."""
-    if values_are_checked(noise) and not ((noise > 0) & (noise < math.inf)).all():
-        raise ValueError(
-            f"{name}: expected positive, finite exponential noise, got something else. "
-            "Draw it with torch.empty_like(logits).exponential_()."
-        )
-
-
-def check_finite_noise(name: str, noise: Tensor) -> None:
-    """Logistic noise is finite."""
-    if values_are_checked(noise) and not noise.isfinite().all():
-        raise ValueError(
-            f"{name}: expected finite logistic noise, got NaN or inf. Draw it with "
-            "torch.rand_like(logits).logit(eps=1e-7)."
-        )
-
-
-def check_gap(name: str, gap: object) -> None:
-    """``gap`` is a number of at least 0, or the string "p"."""
-    if gap == "p":
-        return
-    if isinstance(gap, bool) or not isinstance(gap, (int, float)):
-        raise TypeError(f'{name}: expected gap to be a number or "p", got {gap!r}')
-    if not 0 <= gap < math.inf:
-        raise ValueError(f"{name}: expected a finite gap of at least 0, got {gap}")
-
-
-def check_mean_baseline(name: str, order: object, as_released: object) -> None:
-    """``order`` is 1 or 2; only order 2 has a released form."""
-    if isinstance(order, bool) or order not in (1, 2):
-        raise ValueError(f"{name}: expected order to be 1 or 2, got {order!r}")
-    if as_released and order != 2:
-        raise ValueError(
-            f"{name}: expected order=2 together with as_released=True, got order={order}; the "
-            "released code has the second-order form only"
-        )
-
-
-def check_family(name: str, family: object) -> None:
-    """``family`` is one of the two."""
-    if family not in _FAMILIES:
-        raise ValueError(f"{name}: expected family to be one of {_FAMILIES}, got {family!r}")
-
-
 def check_count(name: str, option: str, value: int) -> None:
     """``value`` is a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -378,12 +230,24 @@ def check_flag(name: str, option: str, value: object) -> None:
         raise TypeError(f"{name}: expected {option} to be True or False, got {value!r}")
 
 
-def check_category_axis(name: str, logits: Tensor) -> None:
-    """Categorical logits have an axis for the categories."""
-    if logits.ndim == 0:
+def check_hard(name: str, hard: object) -> None:
+    """``hard`` is True: these samplers have no relaxed sample."""
+    check_flag(name, "hard", hard)
+    if not hard:
         raise ValueError(
-            f"{name}: expected logits with a category axis, got a scalar. For 0/1 variables set "
-            'family="bernoulli".'
+            f"{name}: expected hard=True, got False: {name} makes discrete samples only. For a "
+            "relaxed sample call gumbel_softmax(logits, tau, hard=False)."
+        )
+
+
+def warn_of_small_tau(name: str, tau: float, least: float) -> None:
+    """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
+    if isinstance(tau, (int, float)) and tau < least and _mode != "never" and not compiling():
+        warnings.warn(
+            f"{name}: tau={tau:g} is unusual. Here tau tempers the gradient only, never the draw: "
+            f"a small one makes the gradient vanish or explode instead of reducing its bias, as it "
+            f"would for gumbel_softmax. Start with tau=1, and tune it between 0.7 and 2.",
+            stacklevel=5,
         )
 
 
@@ -413,42 +277,6 @@ def check_loss(name: str, loss: object, variables: torch.Size) -> None:
         )
 
 
-def check_only_family(name: str, family: object, only: Family, alternatives: str) -> None:
-    """``family`` is the only one that the estimator is defined for."""
-    check_family(name, family)
-    if family != only:
-        raise ValueError(
-            f"{name}: expected family={only!r}, the only one it is defined for, got {family!r}. "
-            f"For that family use {alternatives}."
-        )
-
-
-def check_has_family(
-    name: str, estimator: str, family: Family, families: Sequence[Family], others: Sequence[str]
-) -> None:
-    """The estimator is defined for the family."""
-    if family not in families:
-        raise ValueError(
-            f"{name}: expected an estimator for family={family!r}, got {estimator!r}, which is for "
-            f"{' and '.join(families)} variables only. For this family use one of "
-            f"{', '.join(others)}."
-        )
-
-
-def check_estimator(name: str, estimator: object) -> None:
-    """``estimator`` can be called."""
-    if not callable(estimator):
-        raise TypeError(
-            f"{name}: expected estimator to be a name in discretegrad.ESTIMATORS, a row of it, or "
-            f"a callable, got {type(estimator).__name__}"
-        )
-    if isinstance(estimator, type):
-        raise TypeError(
-            f"{name}: expected an estimator object, got the class {estimator.__name__}. Make one "
-            "once, so that it can learn, and pass that."
-        )
-
-
 def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
     """All options are options of the estimator."""
     for option in options:
@@ -459,66 +287,14 @@ def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> No
             )
 
 
-def check_num_samples(name: str, num_samples: int, least: int, alternatives: str) -> None:
-    """``num_samples`` is a whole number that is large enough."""
-    check_count(name, "num_samples", num_samples)
-    if num_samples < least:
-        raise ValueError(
-            f"{name}: expected num_samples of at least {least}, got {num_samples}. "
-            f"With fewer samples use {alternatives}."
-        )
-
-
-def check_samples(name: str, samples: object, count: int, logits: Tensor, family: Family) -> None:
-    """``samples`` are ``count`` samples of ``logits``, which are -inf where excluded."""
-    if not isinstance(samples, Tensor) or samples.is_complex():
-        came = samples.dtype if isinstance(samples, Tensor) else type(samples).__name__
-        raise TypeError(
-            f"{name}: expected samples to be a tensor of real numbers, got {came}; leave it out to "
-            "draw them here"
-        )
-    shape = (count, *logits.shape)
-    if samples.shape != shape or samples.device != logits.device:
-        raise ValueError(
-            f"{name}: expected samples of shape (num_samples, *logits.shape) = {shape} on "
-            f"{logits.device}, got {tuple(samples.shape)} on {samples.device}; num_samples says "
-            "how many there are"
-        )
-    if not values_are_checked(samples):
-        return
-    is_one = samples == 1
-    if not (is_one | (samples == 0)).all():
-        raise ValueError(f"{name}: expected samples of zeros and ones, got other values")
-    if family == "categorical" and not (is_one.sum(-1) == 1).all():
-        raise ValueError(
-            f"{name}: expected one-hot samples, got rows without a 1 or with several; make them "
-            "with torch.nn.functional.one_hot"
-        )
-    if (is_one & (logits == -math.inf)).any():
-        raise ValueError(
-            f"{name}: expected samples of what is allowed, got one that the mask or a -inf logit "
-            "excludes"
-        )
-
-
-def check_pairs(name: str, num_samples: int, alternatives: str) -> None:
-    """``num_samples`` is even."""
-    check_num_samples(name, num_samples, 2, "reinforce, or a sampler such as reinmax")
-    if num_samples % 2:
-        raise ValueError(
-            f"{name}: expected an even num_samples, because samples come in antithetic pairs, got "
-            f"{num_samples}. For an odd number use {alternatives}."
-        )
-
-
 def check_differentiable(name: str, slope: Tensor | None) -> Tensor:
     """f has a gradient with respect to the sample, which is returned."""
     if slope is None:
         raise ValueError(
             f"{name}: expected f to be differentiable with respect to the sample, but its result "
             "does not depend on the sample through differentiable operations. Use an estimator "
-            "that needs values of f only: reinforce, leave_one_out, bernoulli.disarm, "
-            "bernoulli.arms or disarm_tree."
+            "that needs values of f only: reinforce, leave_one_out, disarm, arms "
+            "or disarm_tree."
         )
     return slope
 
@@ -541,14 +317,6 @@ def check_coefficient(
         raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")
     elif not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite {option}, got {value}")
-
-
-def check_decay(name: str, decay: object) -> None:
-    """``decay`` is a number in [0, 1)."""
-    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
-        raise TypeError(f"{name}: expected decay to be a number, got {type(decay).__name__}")
-    if not 0 <= decay < 1:
-        raise ValueError(f"{name}: expected decay in [0, 1), got {decay}. Try 0.99.")
 
 
 def check_baseline(name: str, baseline: object) -> None:
@@ -612,24 +380,6 @@ def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
             f"{name}: expected the control variate to return one number per sample and batch "
             f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
             "of leading axes."
-        )
-
-
-def check_control_input(name: str, num_inputs: int, size: int, shape: Sequence[int]) -> None:
-    """The last axes of what a control network sees make up its inputs."""
-    if size != num_inputs:
-        raise ValueError(
-            f"{name}: expected the last axes of z to have {num_inputs} elements together, got "
-            f"shape {tuple(shape)}. Make it for one joint sample: the variables of a batch "
-            "element, times the categories."
-        )
-
-
-def check_tree(name: str, tree: object) -> None:
-    """``tree`` names one of the two trees."""
-    if tree not in ("balanced", "stick_breaking"):
-        raise ValueError(
-            f'{name}: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
         )
 
 
@@ -755,30 +505,6 @@ def check_matplotlib(name: str) -> "type[Figure]":
     return Figure
 
 
-def check_select(handle: object, weight: Tensor) -> None:
-    """``weight`` has one row for each category of the handle."""
-    # by its parts: the class is defined above this module
-    if not (hasattr(handle, "vjp") and hasattr(handle, "logits")):
-        raise TypeError(
-            f"select: expected a handle from an _index function, got {type(handle).__name__}. Call "
-            "index, handle = discretegrad.reinmax_index(logits)."
-        )
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
-    logits: Tensor = handle.logits
-    n = logits.shape[-1]
-    if weight.ndim not in (1, 2) or weight.shape[0] != n:
-        raise ValueError(
-            f"select: expected a weight of shape ({n}, width) or ({n},), one row per category, "
-            f"got {tuple(weight.shape)}"
-        )
-    if weight.device != logits.device:
-        raise ValueError(
-            f"select: expected weight on the logits' device {logits.device}, got {weight.device}"
-        )
-
-
 def check_linear(name: str, hidden: Tensor, head: Tensor, table: Tensor) -> None:
     """Three tensors of one dtype and device, with one row of head and table per category."""
     named = {"hidden": hidden, "head": head, "table": table}
@@ -816,20 +542,6 @@ def check_linear(name: str, hidden: Tensor, head: Tensor, table: Tensor) -> None
                 f"{name}: expected {argument} of the dtype of hidden, {hidden.dtype}, got "
                 f"{x.dtype}. Convert one of them, or call it inside torch.autocast."
             )
-
-
-def check_sampler(name: str, estimator: object, known: Sequence[str]) -> None:
-    """``estimator`` is the name of a categorical sampler."""
-    if not isinstance(estimator, str):
-        raise TypeError(
-            f"{name}: expected estimator to be the name of a sampler ({', '.join(known)}), got "
-            f"{type(estimator).__name__}"
-        )
-    if estimator not in known:
-        raise ValueError(
-            f"{name}: expected estimator to be one of {', '.join(known)}, got {estimator!r}. Only "
-            "samplers have a gradient for the logits of one draw."
-        )
 
 
 def check_one_tau(name: str, tau: object) -> None:

@@ -19,6 +19,11 @@ _SPLIT_SUM = 2**15
 _PART = 2**10
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Low precisions are computed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last axis."""
     if x.shape[-1] > _FEW_CATEGORIES:

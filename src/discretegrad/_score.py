@@ -5,7 +5,7 @@ samples. The result is the mean of those values; in backward the logits get the 
 whatever f depends on gets its ordinary gradient, from the same evaluations.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,129 +14,160 @@ from torch import Tensor, nn
 
 from ._attach import attach_gradient, attach_learned
 from ._checks import (
-    check_category_axis,
+    check_count,
     check_differentiable,
-    check_family,
     check_flag,
-    check_logits,
     check_loss,
     check_objective,
-    check_rows,
-    check_samples,
 )
-from ._draw import draw_index, draw_uniform
-from ._math import sigmoid_and_rest
 from ._modes import compiling, transforming
-from ._rows import Bits, Rows, bernoulli_bits, categorical_rows
-from ._types import Family, Objective
+from ._row import Estimator
+from ._types import Call, Objective, Temperature
+from .families import Family, FamilyLike, Variables, get_family
 
 
-class Task(NamedTuple):
-    """An expectation to estimate."""
+class Arguments(NamedTuple):
+    """What a user passes to every score-function estimator."""
+
+    logits: Tensor
+    f: Objective
+    num_samples: int | None = None
+    family: FamilyLike = "categorical"
+    given: Tensor | None = None
+    mask: Tensor | None = None
+    generator: torch.Generator | None = None
+    vectorize: bool = False
+    tau: Temperature | None = None
+    """For estimators that relax samples. It may learn."""
+
+
+class Problem(NamedTuple):
+    """An expectation to estimate: the arguments, checked and in one layout."""
 
     name: str
     """The estimator, for messages."""
-    family: Family
-    logits: Tensor
-    """Attached to the graph, -inf where excluded."""
-    fixed: Tensor
-    """The same as a constant, float32 or float64."""
-    mean: Tensor
-    """Of a sample: softmax or sigmoid of the logits, a constant."""
-    rest: Tensor
-    """For bits the probability of the value 0, accurate where that is small; else the mean."""
     f: Objective
+    family: Family
+    variables: Variables
+    logits: Tensor
+    """Those of the variables: attached to the graph, -inf where excluded."""
+    point: Tensor
+    """Likewise: a constant, float32 or float64."""
+    count: int
+    """How many samples to average over."""
+    given: Tensor | None
+    """The draws of a user, in the form that the family draws."""
+    call: Call
     vectorize: bool
 
 
-def open_task(
-    name: str,
-    logits: Tensor,
-    f: Objective,
-    family: Family,
-    mask: Tensor | None,
-    vectorize: bool,
-) -> Task:
-    """Check the arguments of the estimator ``name`` and normalise them."""
-    check_family(name, family)
+def pose(row: Estimator, arguments: Arguments) -> Problem:
+    """Check the arguments of the score-function estimator ``row``."""
+    name, (logits, f, num_samples, family, given, mask, generator, vectorize, tau) = (
+        row.name,
+        arguments,
+    )
+    family = get_family(name, family)
+    check_works_on(row, family)
     check_objective(name, f)
-    check_logits(name, logits)
     check_flag(name, "vectorize", vectorize)
-    if family == "categorical":
-        check_category_axis(name, logits)
-        rows = categorical_rows(name, logits, 1.0, -1, mask)
-        check_rows(name, rows.logits, rows.probs)
-        fixed = rows.logits.detach().to(rows.probs.dtype)
-        return Task(name, family, rows.logits, fixed, rows.probs, rows.probs, f, vectorize)
-    bits = bernoulli_bits(name, logits, 1.0, mask)
-    mean, rest = sigmoid_and_rest(bits.fixed)
-    return Task(name, family, bits.logits, bits.fixed, mean, rest, f, vectorize)
+    call = Call(name, logits, 1.0 if tau is None else tau, mask=mask, generator=generator)
+    variables = family.prepare(call, learnable_tau=tau is not None)
+    family.check_values(name, variables)
+    count = _count(row, num_samples, given)
+    drawn = None if given is None else family.accept(name, variables, given, count)
+    logits, point = variables.logits, variables.point
+    return Problem(name, f, family, variables, logits, point, count, drawn, call, vectorize)
 
 
-def wants_gradient(task: Task, learned: Iterable[Tensor] = ()) -> bool:
+def check_works_on(row: Estimator, family: Family) -> None:
+    """The estimator is defined for this kind of variable."""
+    if not row.works_on(family):
+        from .registry import ESTIMATORS
+
+        others = [other.name for other in ESTIMATORS.values() if other.works_on(family)]
+        raise ValueError(
+            f"{row.name}: expected family={' or '.join(map(repr, row.families))}, which it is "
+            f"defined for, got {family.name!r}. For that family use one of {', '.join(others)}."
+        )
+
+
+def _count(row: Estimator, num_samples: int | None, given: Tensor | None) -> int:
+    """The number of samples: what the user says, as many as are given, or the least."""
+    if num_samples is None:
+        several = isinstance(given, Tensor) and given.ndim > 0
+        num_samples = len(given) if several else row.min_samples  # type: ignore[arg-type]
+    check_count(row.name, "num_samples", num_samples)
+    if num_samples < row.min_samples:
+        raise ValueError(
+            f"{row.name}: expected num_samples of at least {row.min_samples}, got {num_samples}. "
+            "With fewer samples use reinforce, muprop or rebar, or a sampler such as reinmax."
+        )
+    return num_samples
+
+
+def check_pairs(problem: Problem, alternatives: str) -> None:
+    """The number of samples is even."""
+    if problem.count % 2:
+        raise ValueError(
+            f"{problem.name}: expected an even num_samples, because samples come in antithetic "
+            f"pairs, got {problem.count}. For an odd number use {alternatives}."
+        )
+
+
+def draw(problem: Problem) -> Tensor:
+    """The draws of the user, or new and independent ones, (count, ...)."""
+    if problem.given is not None:
+        return problem.given
+    return problem.family.draw(problem.call, problem.variables, problem.count)
+
+
+def estimate(
+    problem: Problem,
+    drawn: Tensor,
+    gradient: Callable[[Tensor], Tensor],
+    learned: Sequence[Tensor] = (),
+) -> Tensor:
+    """The mean of f over draws, with ``gradient(values of f)`` for the logits."""
+    losses = evaluate(problem, problem.family.sample(problem.logits, drawn))
+    if not wants_gradient(problem, learned):
+        return losses.mean(0)
+    return finish(problem, losses, gradient(signal(problem, losses)), learned)
+
+
+def estimate_with_slopes(
+    problem: Problem,
+    drawn: Tensor,
+    gradient: Callable[[Tensor, Tensor], Tensor],
+    learned: Sequence[Tensor] = (),
+) -> Tensor:
+    """The same with ``gradient(values of f, slopes of f)``."""
+    samples = problem.family.sample(problem.logits, drawn)
+    if not wants_gradient(problem, learned):
+        return evaluate(problem, samples).mean(0)
+    losses, slopes = _evaluate_with_slope(problem, samples)
+    slopes = slopes.to(problem.point.dtype)
+    return finish(problem, losses, gradient(signal(problem, losses), slopes), learned)
+
+
+def wants_gradient(problem: Problem, learned: Iterable[Tensor] = ()) -> bool:
     """Whether anybody can ask for a gradient; if not, the values of f are all there is to do."""
     if not torch.is_grad_enabled():
         return False
-    return task.logits.requires_grad or transforming() or any(x.requires_grad for x in learned)
+    return problem.logits.requires_grad or transforming() or any(x.requires_grad for x in learned)
 
 
-def as_rows(task: Task, count: int) -> Rows:
-    """The categorical variables ``count`` times over."""
-    return Rows(task.logits, task.mean.expand(count, *task.mean.shape), 1.0, -1)
-
-
-def as_bits(task: Task, count: int) -> Bits:
-    """The Bernoulli variables ``count`` times over."""
-    return Bits(task.logits, task.fixed.expand(count, *task.fixed.shape), 1.0)
-
-
-def given_samples(
-    task: Task, samples: Tensor | None, count: int, generator: torch.Generator | None
-) -> Tensor:
-    """Those that the user has drawn, or new ones."""
-    if samples is None:
-        return draw_samples(task, count, generator)
-    check_samples(task.name, samples, count, task.fixed, task.family)
-    return samples.detach().to(task.logits.dtype)
-
-
-def draw_samples(task: Task, count: int, generator: torch.Generator | None) -> Tensor:
-    """Independent samples, (count, ...), in the dtype of the logits."""
-    if task.family == "bernoulli":
-        shape = (count, *task.fixed.shape)
-        return less_likely(task, draw_uniform(task.name, shape, task.logits, generator))
-    return one_hot(task, draw_index(task.name, as_rows(task, count), generator))
-
-
-def less_likely(task: Task, uniform: Tensor) -> Tensor:
-    """Bits that take their less likely value where ``uniform`` is below its probability."""
-    flipped = uniform < torch.minimum(task.mean, task.rest)
-    return (flipped ^ (task.fixed > 0)).to(task.logits.dtype)
-
-
-def one_hot(task: Task, index: Tensor) -> Tensor:
-    """The one-hot of an index of shape (..., 1), in the dtype of the logits."""
-    return (torch.arange(task.fixed.shape[-1], device=index.device) == index).to(task.logits.dtype)
-
-
-def likeliest(task: Task) -> Tensor:
-    """The most likely sample."""
-    if task.family == "bernoulli":
-        return (task.fixed > 0).to(task.logits.dtype)
-    return one_hot(task, task.fixed.argmax(-1, keepdim=True))
-
-
-def evaluate(task: Task, samples: Tensor) -> Tensor:
+def evaluate(problem: Problem, samples: Tensor) -> Tensor:
     """f at each of the samples, (count, *batch), attached to whatever f depends on."""
-    losses = evaluate_each(task.name, task.f, samples, task.family, task.vectorize)
-    return losses if losses.is_floating_point() else losses.to(task.fixed.dtype)
+    losses = evaluate_each(problem.name, problem.f, samples, problem.family, problem.vectorize)
+    return losses if losses.is_floating_point() else losses.to(problem.point.dtype)
 
 
 def evaluate_each(
     name: str, f: Objective, samples: Tensor, family: Family, vectorize: bool
 ) -> Tensor:
     """The losses of samples stacked along the first axis, as f returns them."""
-    variables = samples.shape[1:-1] if family == "categorical" else samples.shape[1:]
+    variables = family.variables_shape(samples)[1:]
 
     def checked(sample: Tensor) -> Tensor:
         loss = f(sample)
@@ -149,14 +180,14 @@ def evaluate_each(
     return torch.stack([checked(sample) for sample in samples.unbind()])
 
 
-def evaluate_with_slope(task: Task, samples: Tensor) -> tuple[Tensor, Tensor]:
+def _evaluate_with_slope(problem: Problem, samples: Tensor) -> tuple[Tensor, Tensor]:
     """f and its gradient at each of the samples; f stays attached to whatever it depends on."""
     if transforming() or compiling():
-        return _value_and_slope(partial(evaluate, task), samples)
+        return _value_and_slope(partial(evaluate, problem), samples)
     with torch.enable_grad():
         points = samples.detach().requires_grad_()
-        losses = evaluate(task, points)
-        slopes = _slope(task, losses, points, keep=True, learn=False)
+        losses = evaluate(problem, points)
+        slopes = _slope(problem, losses, points, keep=True, learn=False)
     if all(leaf is points for leaf in graph_leaves(losses)):
         # else backward would go through f once more, for the points alone
         losses = losses.detach()
@@ -179,7 +210,7 @@ def graph_leaves(x: Tensor) -> Iterator[Tensor]:
 
 
 def value_and_slope(
-    task: Task, control: Objective, points: Tensor, *, learn: bool
+    problem: Problem, control: Objective, points: Tensor, *, learn: bool
 ) -> tuple[Tensor, Tensor]:
     """A function and its gradient at points that are no samples.
 
@@ -191,7 +222,7 @@ def value_and_slope(
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         values = control(points)
-        slope = _slope(task, values, points, keep=learn, learn=learn)
+        slope = _slope(problem, values, points, keep=learn, learn=learn)
     return (values, slope) if learn else (values.detach(), slope)
 
 
@@ -202,18 +233,18 @@ def _value_and_slope(function: Objective, points: Tensor) -> tuple[Tensor, Tenso
     return values, slope.detach()
 
 
-def _slope(task: Task, values: Tensor, points: Tensor, *, keep: bool, learn: bool) -> Tensor:
+def _slope(problem: Problem, values: Tensor, points: Tensor, *, keep: bool, learn: bool) -> Tensor:
     slopes: tuple[Tensor | None, ...] = (None,)
     if values.requires_grad:
         slopes = torch.autograd.grad(
             values.sum(), points, retain_graph=keep, create_graph=learn, allow_unused=True
         )
-    return check_differentiable(task.name, slopes[0])
+    return check_differentiable(problem.name, slopes[0])
 
 
-def signal(task: Task, losses: Tensor) -> Tensor:
+def signal(problem: Problem, losses: Tensor) -> Tensor:
     """The losses as constants, in no less than the precision of the computation."""
-    return losses.detach().to(torch.promote_types(losses.dtype, task.fixed.dtype))
+    return losses.detach().to(torch.promote_types(losses.dtype, problem.point.dtype))
 
 
 def others_mean(x: Tensor) -> Tensor:
@@ -232,26 +263,15 @@ def joint_sum(x: Tensor, like: Tensor) -> Tensor:
     return x.sum(axes) if axes else x
 
 
-def score(task: Task, samples: Tensor) -> Tensor:
-    """The gradient of the log-probability: the sample minus its mean."""
-    if task.family == "categorical":
-        return samples.to(task.mean.dtype) - task.mean
-    # -p where the bit is 0, and 1 - p, without cancellation, where it is 1
-    return torch.lerp(-task.mean, task.rest, samples.to(task.mean.dtype))
+def score(problem: Problem, drawn: Tensor) -> Tensor:
+    """The gradient of the log-probability of each draw: the sample minus its mean."""
+    return problem.family.residual(drawn, problem.point)
 
 
-def covariance_product(task: Task, g: Tensor) -> Tensor:
-    """The covariance of a sample times ``g``, which is also the Jacobian of its mean."""
-    if task.family == "bernoulli":
-        return task.mean * task.rest * g
-    product = task.mean * g
-    return product - task.mean * product.sum(-1, keepdim=True)
-
-
-def finite_logits(task: Task) -> Tensor:
-    """The logits for a network to read: a constant, zero where they are infinite."""
-    logits = task.logits.detach()
-    return logits.masked_fill(logits.isinf(), 0)
+def weighted_score(problem: Problem, drawn: Tensor, weights: Tensor) -> Tensor:
+    """The mean over the samples of a weight for each of them times its score."""
+    of_each = score(problem, drawn)
+    return (spread(weights, of_each) * of_each).mean(0)
 
 
 def call_network(network: Objective, x: Tensor) -> Tensor:
@@ -263,13 +283,13 @@ def call_network(network: Objective, x: Tensor) -> Tensor:
 
 def learned_tensors(*sources: object) -> list[Tensor]:
     """Everything in these tensors and modules that learns."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for source in sources:
         if isinstance(source, nn.Module):
-            found += list(source.parameters())
+            tensors += list(source.parameters())
         elif isinstance(source, Tensor):
-            found.append(source)
-    return [x for x in found if x.requires_grad]
+            tensors.append(source)
+    return [x for x in tensors if x.requires_grad]
 
 
 def can_learn(learned: Sequence[Tensor]) -> bool:
@@ -277,16 +297,18 @@ def can_learn(learned: Sequence[Tensor]) -> bool:
     return len(learned) > 0 and torch.is_grad_enabled() and not (transforming() or compiling())
 
 
-def finish(task: Task, losses: Tensor, gradient: Tensor, learned: Sequence[Tensor] = ()) -> Tensor:
+def finish(
+    problem: Problem, losses: Tensor, gradient: Tensor, learned: Sequence[Tensor] = ()
+) -> Tensor:
     """The mean loss, with ``gradient`` for the logits.
 
     The learned tensors that ``gradient`` depends on get the gradient of its mean square. It is
     computed here, so that it reaches nothing else: not the parameters of f, not the logits.
     """
     value = losses.mean(0)
-    latent_axes = task.fixed.ndim - value.ndim
-    estimate = gradient.detach().to(task.fixed.dtype)
-    result = value + attach_gradient(task.logits, estimate, latent_axes).to(value.dtype)
+    latent_axes = problem.point.ndim - value.ndim
+    fixed = gradient.detach().to(problem.point.dtype)
+    result = value + attach_gradient(problem.logits, fixed, latent_axes).to(value.dtype)
     if can_learn(learned) and gradient.requires_grad:
         square = gradient.square().sum() / max(value.numel(), 1)
         slopes = torch.autograd.grad(square, learned, allow_unused=True)

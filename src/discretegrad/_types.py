@@ -9,7 +9,7 @@ from torch import Tensor
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 Temperature: TypeAlias = float | Tensor
 Objective: TypeAlias = Callable[[Tensor], Tensor]
-Family: TypeAlias = Literal["categorical", "bernoulli"]  # until the samplers take it as an argument
+Baseline: TypeAlias = Literal["self_critical"] | Callable[[Tensor], Tensor] | None
 
 
 class Call(NamedTuple):

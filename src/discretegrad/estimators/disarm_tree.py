@@ -4,26 +4,25 @@ Dong et al., "Coupled Gradient Estimators for Discrete Latent Variables", NeurIP
 arXiv:2106.08056
 """
 
-from typing import Literal, NamedTuple
-
 import torch
 from torch import Tensor
 
-from .._checks import check_only_family, check_pairs, check_tree
-from .._draw import draw_uniform
-from .._score import Task, evaluate, finish, one_hot, open_task, signal, spread, wants_gradient
-from .._types import Family, Objective
-
-Tree = Literal["balanced", "stick_breaking"]
+from .._random import uniform, widest
+from .._row import score_row
+from .._score import Arguments, Problem, check_pairs, estimate, pose, spread
+from .._tree import Nodes, Tree, chance_of_right, leaf_of, make_nodes, reaches, to_logits
+from .._types import Objective
+from ..families import FamilyLike
 
 
 def disarm_tree(
     logits: Tensor,
     f: Objective,
     *,
-    num_samples: int = 2,
-    family: Family = "categorical",
+    num_samples: int | None = None,
     tree: Tree = "balanced",
+    family: FamilyLike = "categorical",
+    given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
@@ -54,22 +53,13 @@ def disarm_tree(
     shorter branches at its right end.
 
     Args:
-        logits: (..., n), categories last, any floating dtype.
-        f: As for ``reinforce``.
-        num_samples: Samples to average over, an even number.
-        family: ``"categorical"``; for bits see ``discretegrad.bernoulli.disarm``.
+        num_samples: Samples to average over, an even number; by default 2.
         tree: ``"balanced"`` halves the categories at every node; ``"stick_breaking"`` decides
             about one category after the other, from the first to the last.
-        mask: As for ``reinforce``.
-        generator: As for ``reinforce``.
-        vectorize: As for ``reinforce``.
+        family: ``"categorical"``; for bits see ``disarm``.
+        given: As for ``disarm``.
 
-    Returns:
-        The mean of f over the samples, of the batch shape.
-
-    Raises:
-        TypeError: As ``reinforce``.
-        ValueError: As ``reinforce``, and if ``num_samples`` is odd.
+    The other arguments, the result and the errors are those of ``reinforce``.
 
     Example:
         >>> import torch, discretegrad
@@ -79,92 +69,54 @@ def disarm_tree(
         >>> int(logits.grad.argmax())
         2
     """
-    name = "disarm_tree"
-    check_only_family(name, family, "categorical", "bernoulli.disarm or leave_one_out")
-    task = open_task(name, logits, f, family, mask, vectorize)
-    check_pairs(name, num_samples, "leave_one_out")
-    check_tree(name, tree)
-    shape = (num_samples // 2, *task.mean.shape[:-1], task.mean.shape[-1] - 1)
-    return _at(task, draw_uniform(name, shape, task.logits, generator), tree)
+    if tree not in ("balanced", "stick_breaking"):
+        raise ValueError(
+            f'disarm_tree: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
+        )
+    arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
+    problem = pose(ROW, arguments)
+    check_pairs(problem, "leave_one_out")
+    probs = problem.point
+    nodes = make_nodes(probs.to(widest(probs.device)), tree)
+    drawn = _draw_pairs(problem, nodes, tree)
+
+    def gradient(values: Tensor) -> Tensor:
+        chance, leaves = chance_of_right(nodes).to(probs.dtype), drawn.chunk(2)
+        on_path, on_other = (reaches(nodes, leaf) for leaf in leaves)
+        b, b_other = ((leaf >= nodes.split).to(chance.dtype) for leaf in leaves)
+        both = (b - b_other) * torch.maximum(chance, 1 - chance)
+        alone = torch.where(on_path, b - chance, chance - b_other)
+        weight = torch.where(on_path & on_other, both, alone)
+        weight = torch.where(on_path | on_other, weight, 0)
+        f_z, f_other = values.chunk(2)
+        for_nodes = (spread((f_z - f_other) / 2, weight) * weight).mean(0)
+        return to_logits(nodes, probs, for_nodes)
+
+    return estimate(problem, drawn, gradient)
 
 
-class _Nodes(NamedTuple):
-    """Node m = 1 ... n - 1 splits the categories from ``begin`` to ``end`` in front of m."""
-
-    split: Tensor
-    begin: Tensor
-    end: Tensor
-    left: Tensor
-    """Probability of the categories on the left, (..., n - 1)."""
-    right: Tensor
+def _draw_pairs(problem: Problem, nodes: Nodes, tree: Tree) -> Tensor:
+    if problem.given is not None:
+        return problem.given
+    chance = chance_of_right(nodes)
+    u = uniform((problem.count // 2, *chance.shape), chance.dtype, problem.call)
+    return torch.cat([leaf_of(u < chance, tree), leaf_of(u >= 1 - chance, tree)])
 
 
-def _at(task: Task, uniform: Tensor, tree: Tree) -> Tensor:
-    nodes = _nodes(task.mean.to(uniform.dtype), tree)
-    total = nodes.left + nodes.right
-    # a node that is never reached may have any chance
-    chance = torch.where(total > 0, nodes.right / total, 0.5)
-    z, other = _leaf(uniform < chance, tree), _leaf(uniform >= 1 - chance, tree)
-    losses = evaluate(task, one_hot(task, torch.cat([z, other])))
-    if not wants_gradient(task):
-        return losses.mean(0)
-
-    chance = chance.to(task.mean.dtype)
-    on_path, on_other = (_reaches(nodes, leaf) for leaf in (z, other))
-    b, b_other = ((leaf >= nodes.split).to(chance.dtype) for leaf in (z, other))
-    both = (b - b_other) * torch.maximum(chance, 1 - chance)
-    alone = torch.where(on_path, b - chance, chance - b_other)
-    weight = torch.where(on_path & on_other, both, alone)
-    weight = torch.where(on_path | on_other, weight, 0)
-    f_z, f_other = signal(task, losses).chunk(2)
-    for_nodes = (spread((f_z - f_other) / 2, weight) * weight).mean(0)
-    return finish(task, losses, _to_logits(task, nodes, for_nodes))
-
-
-def _nodes(probs: Tensor, tree: Tree) -> _Nodes:
-    n = probs.shape[-1]
-    split = torch.arange(1, n, device=probs.device)
-    if tree == "balanced":
-        # the lowest set bit of m is the width of either side
-        width = split & -split
-        begin, end = split - width, (split + width).clamp(max=n)
-    else:
-        begin, end = split - 1, torch.full_like(split, n)
-    below = torch.cat([torch.zeros_like(probs[..., :1]), probs.cumsum(-1)], -1)
-    left = below[..., split] - below[..., begin]
-    right = below[..., end] - below[..., split]
-    return _Nodes(split, begin, end, left, right)
-
-
-def _leaf(goes_right: Tensor, tree: Tree) -> Tensor:
-    """The category at the end of the path from the root, (..., 1)."""
-    if tree == "stick_breaking":
-        return goes_right.long().cumprod(-1).sum(-1, keepdim=True)
-    n = goes_right.shape[-1] + 1
-    leaf = goes_right.new_zeros((*goes_right.shape[:-1], 1), dtype=torch.long)
-    for level in reversed(range((n - 1).bit_length())):
-        node = leaf + 2**level
-        choice = goes_right.gather(-1, (node - 1).clamp(max=n - 2))
-        leaf = torch.where(choice & (node < n), node, leaf)
-    return leaf
-
-
-def _reaches(nodes: _Nodes, leaf: Tensor) -> Tensor:
-    """Which nodes are on the path to the leaf."""
-    return (nodes.begin <= leaf) & (leaf < nodes.end)
-
-
-def _to_logits(task: Task, nodes: _Nodes, gradient: Tensor) -> Tensor:
-    """The chain rule: phi grows with a logit on its right by that category's share of the right.
-
-    A node adds the same number to all categories on a side, times their probabilities: the
-    numbers are entered where a side begins and ends, and summed along the categories.
-    """
-    right, left = nodes.right.to(gradient.dtype), nodes.left.to(gradient.dtype)
-    per_right = torch.where(gradient != 0, gradient / right, 0)
-    per_left = torch.where(gradient != 0, gradient / left, 0)
-    steps = torch.nn.functional.pad(torch.zeros_like(gradient), (0, 2))
-    steps = steps.index_add(-1, nodes.split, per_right + per_left)
-    steps = steps.index_add(-1, nodes.end, -per_right)
-    steps = steps.index_add(-1, nodes.begin, -per_left)
-    return task.mean * steps.cumsum(-1)[..., :-1]
+ROW = score_row(
+    name="disarm_tree",
+    label="DisARM-Tree",
+    function=disarm_tree,
+    families=("categorical",),
+    options={"tree": "balanced"},
+    min_samples=2,
+    reference="Dong et al. 2021, arXiv:2106.08056",
+    bibtex="""@inproceedings{dong2021coupled,
+  title     = {Coupled Gradient Estimators for Discrete Latent Variables},
+  author    = {Dong, Zhe and Mnih, Andriy and Tucker, George},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2021},
+  eprint    = {2106.08056},
+  archivePrefix = {arXiv},
+}""",
+)

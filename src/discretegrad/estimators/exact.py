@@ -3,19 +3,21 @@
 import torch
 from torch import Tensor
 
-from .._checks import check_flag, check_generator, check_num_samples, check_objective
-from .._exact import MAX_OUTCOMES, exact_expectation
-from .._types import Family, Objective
+from .._checks import check_count, check_flag, check_generator
+from .._row import score_row
+from .._types import Objective
+from ..exact import MAX_OUTCOMES, exact_expectation
+from ..families import FamilyLike
 
 
 def exact(
     logits: Tensor,
     f: Objective,
     *,
-    num_samples: int = 1,
-    family: Family = "categorical",
+    num_samples: int | None = None,
     max_outcomes: int = MAX_OUTCOMES,
     chunk_size: int = 256,
+    family: FamilyLike = "categorical",
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = True,
@@ -33,23 +35,10 @@ def exact(
     score-function estimators.
 
     Args:
-        logits: (..., L, n) for L categorical variables with n categories, or (..., L) Bernoulli
-            logits.
-        f: As for ``reinforce``.
         num_samples: Not used: no sample is drawn.
-        family: ``"categorical"`` or ``"bernoulli"``.
-        max_outcomes: Most joint outcomes to enumerate.
-        chunk_size: Outcomes evaluated at once.
-        mask: As for ``reinforce``.
         generator: Not used.
-        vectorize: Evaluate a chunk with ``torch.vmap`` instead of one call of f per outcome.
 
-    Returns:
-        The expectation, of the batch shape.
-
-    Raises:
-        TypeError: As ``exact_expectation``.
-        ValueError: As ``exact_expectation``.
+    The other arguments, the result and the errors are those of ``exact_expectation``.
 
     Example:
         >>> import torch, discretegrad
@@ -58,10 +47,12 @@ def exact(
         >>> logits.grad
         tensor([-0.4444, -0.1111,  0.5556])
     """
-    check_objective("exact", f)
     check_flag("exact", "vectorize", vectorize)
-    check_num_samples("exact", num_samples, 1, "")
-    value = exact_expectation(
+    if num_samples is not None:
+        check_count("exact", "num_samples", num_samples)
+    if isinstance(logits, Tensor):
+        check_generator("exact", generator, logits)
+    return exact_expectation(
         logits,
         f,
         family=family,
@@ -70,5 +61,19 @@ def exact(
         chunk_size=chunk_size,
         vectorize=vectorize,
     )
-    check_generator("exact", generator, logits)
-    return value
+
+
+ROW = score_row(
+    name="exact",
+    label="exact",
+    function=exact,
+    families=(),
+    options={"max_outcomes": MAX_OUTCOMES, "chunk_size": 256},
+    evaluations=None,
+    reference="this library",
+    bibtex="""@software{discretegrad,
+  title  = {discretegrad: gradients through discrete random variables},
+  author = {{The discretegrad developers}},
+  year   = {2026},
+}""",
+)

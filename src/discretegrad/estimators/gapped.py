@@ -1,24 +1,21 @@
-"""Gapped straight-through: Gumbel-softmax's properties without its noise.
+"""Gapped straight-through: a gradient at logits where the drawn category leads.
 
 Fan et al., "Training Discrete Deep Generative Models via Gapped Straight-Through Estimator",
 ICML 2022. arXiv:2206.07235
 """
 
+import math
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .. import _fused as fused
-from .._attach import Draw, attach_one_hot, softmax_draw
-from .._checks import check_gap
-from .._draw import draw_index, given_index
-from .._fused import Method
-from .._math import softmax
-from .._rows import Rows, categorical_rows, shifted_logits
-from .._select import Handle, handle_of
-from .._types import Backend, Temperature
-from ..kernels.dispatch import choose
+from .._checks import check_hard
+from .._row import sampler_row
+from .._types import Backend, Method, Temperature
+from ..families import FamilyLike
+from ..sampling import Draw, Gradient, Request, Rule, jacobian_at, sample
 
 
 def gapped(
@@ -26,21 +23,23 @@ def gapped(
     tau: Temperature = 1.0,
     *,
     gap: float | Literal["p"] = 1.0,
+    family: FamilyLike = "categorical",
+    given: Tensor | None = None,
+    hard: bool = True,
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""One-hot sample with the gradient of a softmax whose drawn category leads by a gap.
+    r"""A sample with the gradient of its mean at logits where what was drawn leads by a gap.
 
-    With the draw k, $z$ its one-hot, and logits moved just enough that k is the largest and leads
-    by at least $\gamma$,
+    With the drawn category k, $\tilde l_k = \max_j l_j$ and, for the others,
+    $\tilde l_j = \min(l_j, \tilde l_k - \gamma)$, a gradient $g = \partial f / \partial z$ becomes
 
-    $$\tilde l_k = \max_i l_i, \qquad \tilde l_j = \min(l_j, \max_i l_i - \gamma), \qquad
-    y = \mathrm{softmax}(\tilde l / \tau),$$
+    $$\hat\nabla = \tfrac1\tau\, C(\tilde l/\tau)\, g ,$$
 
-    a gradient $g = \partial f / \partial z$ becomes $\hat\nabla = \tfrac1\tau J(y)\, g$ with
-    $J(q) = \mathrm{diag}(q) - q q^\top$.
+    where $C = \partial\mu/\partial l$ is the Jacobian of the mean. For a bit with the logit
+    $s = \pm l$ of its drawn value it is taken at $\max(s, \gamma)$, as for two categories.
 
     Symbols: $l$ ``logits``, $\tau$ ``tau``, $\gamma$ ``gap``.
 
@@ -53,140 +52,70 @@ def gapped(
     maximum (in the released masked variant they do).
 
     Args:
-        logits: Unnormalised log-probabilities of any shape, any floating dtype; -inf excludes a
-            category.
-        tau: Temperature of the gradient (not of the draw): a number, or a tensor that broadcasts
-            against ``logits`` with size 1 along ``dim``. A constant: it gets no gradient.
-        gap: The lead of the drawn category, a number of at least 0, or ``"p"``.
-        dim: The category axis.
-        mask: Boolean, broadcasts to ``logits``, True where a category is allowed.
-        generator: Source of randomness on the device of ``logits``; the global one by default.
-        backend: ``"auto"``, ``"torch"`` or ``"triton"``.
+        tau: Temperature of the gradient (not of the draw), as for ``reinmax``.
+        gap: The lead of what was drawn, a number of at least 0, or ``"p"``.
+
+    The other arguments are those of ``reinmax``.
 
     Returns:
-        A sample of the shape and dtype of ``logits``, exactly one-hot along ``dim``.
+        A sample of the shape and dtype of ``logits``: exactly one-hot along ``dim``, or 0 and 1.
 
     Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes do not fit, tau is not positive, the gap is negative, or a row has
-            NaN, +inf or no allowed category. See ``discretegrad.set_checks``.
+        TypeError: As ``reinmax``.
+        ValueError: As ``reinmax``, and if the gap is negative.
 
     Example:
         >>> import torch, discretegrad
-        >>> logits = torch.tensor([0.0, 2.0], requires_grad=True)
-        >>> z = discretegrad.gapped(logits, gap="p")
-        >>> (z * torch.tensor([1.0, 2.0])).sum().backward()
-        >>> bool(logits.grad.sum().abs() < 1e-6)
-        True
-
-    References:
-        Fan et al. 2022, arXiv:2206.07235.
+        >>> discretegrad.gapped(torch.zeros(2, 4), tau=0.5, gap="p").sum(-1)
+        tensor([1., 1.])
     """
-    check_gap("gapped", gap)
-    if choose("gapped", logits, backend) == "triton":
-        return fused.sample("gapped", kernel(gap), logits, tau, dim, mask, generator)
-    rows = categorical_rows("gapped", logits, tau, dim, mask)
-    return attach_one_hot(_gapped(rows, draw_index("gapped", rows, generator), gap))
+    check_hard("gapped", hard)
+    request = Request(logits, tau, family, given, None, None, dim, mask, generator, backend)
+    return sample(_rule(gap), request)
 
 
-def gapped_at(
-    logits: Tensor,
-    index: Tensor,
-    tau: Temperature = 1.0,
-    *,
-    gap: float | Literal["p"] = 1.0,
-    dim: int = -1,
-    mask: Tensor | None = None,
-    backend: Backend = "auto",
-) -> Tensor:
-    """The deterministic part of ``gapped``: the sample and its gradient for a given draw.
-
-    Args:
-        logits: As for ``gapped``.
-        index: The categories drawn, int64, of the shape of ``logits`` without ``dim``.
-        tau: As for ``gapped``.
-        gap: As for ``gapped``.
-        dim: As for ``gapped``.
-        mask: As for ``gapped``.
-        backend: As for ``gapped``.
-
-    Returns:
-        The one-hot of ``index``.
-
-    Raises:
-        TypeError: As ``gapped``.
-        ValueError: As ``gapped``, and if the index is out of range or names an excluded category.
-
-    Example:
-        >>> import torch, discretegrad
-        >>> discretegrad.gapped_at(torch.zeros(3), torch.tensor(1))
-        tensor([0., 1., 0.])
-    """
-    check_gap("gapped_at", gap)
-    if choose("gapped_at", logits, backend) == "triton":
-        return fused.sample_at("gapped_at", kernel(gap), logits, index, tau, dim, mask)
-    rows = categorical_rows("gapped_at", logits, tau, dim, mask)
-    return attach_one_hot(_gapped(rows, given_index("gapped_at", rows, index), gap))
+def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
+    if gap != "p":
+        if isinstance(gap, bool) or not isinstance(gap, (int, float)):
+            raise TypeError(f'gapped: expected gap to be a number or "p", got {gap!r}')
+        if not 0 <= gap < math.inf:
+            raise ValueError(f"gapped: expected a finite gap of at least 0, got {gap}")
+    method = Method("gapped_p") if gap == "p" else Method("gapped", gap=float(gap))
+    return Rule("gapped", partial(_formula, gap=gap), method)
 
 
-def gapped_index(
-    logits: Tensor,
-    tau: Temperature = 1.0,
-    *,
-    gap: float | Literal["p"] = 1.0,
-    dim: int = -1,
-    mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    backend: Backend = "auto",
-) -> tuple[Tensor, Handle]:
-    """The index form of ``gapped``: the categories, and a handle with the gradient.
-
-    Args:
-        logits: As for ``gapped``.
-        tau: As for ``gapped``.
-        gap: As for ``gapped``.
-        dim: As for ``gapped``.
-        mask: As for ``gapped``.
-        generator: As for ``gapped``, which draws the same categories from it.
-        backend: As for ``gapped``.
-
-    Returns:
-        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
-        ``select``.
-
-    Raises:
-        TypeError: As ``gapped``.
-        ValueError: As ``gapped``.
-
-    Example:
-        >>> import torch, discretegrad
-        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
-        >>> index, handle = discretegrad.gapped_index(logits)
-        >>> discretegrad.select(handle, codebook).shape
-        torch.Size([2, 8])
-    """
-    check_gap("gapped_index", gap)
-    if choose("gapped_index", logits, backend) == "triton":
-        return fused.sample_index("gapped_index", kernel(gap), logits, tau, dim, mask, generator)
-    rows = categorical_rows("gapped_index", logits, tau, dim, mask)
-    return handle_of(_gapped(rows, draw_index("gapped_index", rows, generator), gap))
-
-
-def _gapped(rows: Rows, index: Tensor, gap: float | Literal["p"]) -> Draw:
-    moved = shifted_logits(rows)
+def _formula(draw: Draw, gap: float | Literal["p"]) -> Gradient:
+    family, variables, drawn, _ = draw
     if gap == "p":
-        moved = torch.minimum(moved, -lead_of(rows.probs.gather(-1, index)))
+        prob = family.probability(drawn, variables.point) * (1 - 1e-5)
+        prob = prob.clamp_min(torch.finfo(prob.dtype).tiny)
+        lead: Tensor | float = -torch.log1p(-prob) / prob
     else:
-        moved = moved.clamp(max=-gap)
-    return softmax_draw(rows, index, softmax(moved.scatter(-1, index, 0.0) / rows.tau))
+        lead = gap
+    natural = family.natural(variables)
+    if family.name == "bernoulli":
+        # the drawn value and the other are two categories with logits (+-l, 0)
+        ahead = torch.where(drawn, natural, -natural).clamp(min=lead)
+        return jacobian_at(draw, torch.where(drawn, ahead, -ahead))
+    behind = natural.clamp(max=-lead)
+    return jacobian_at(draw, behind.scatter(-1, drawn, 0.0))
 
 
-def kernel(gap: float | Literal["p"]) -> Method:
-    """Which formula the kernels compute, for both families."""
-    return Method("gapped_p") if gap == "p" else Method("gapped", gap=float(gap))
-
-
-def lead_of(prob: Tensor) -> Tensor:
-    """The gap of GST-p for a drawn category of probability ``prob``."""
-    prob = (prob * (1 - 1e-5)).clamp_min(torch.finfo(prob.dtype).tiny)
-    return -torch.log1p(-prob) / prob
+ROW = sampler_row(
+    name="gapped",
+    label="GST",
+    function=gapped,
+    rule=_rule,
+    bias="depends on the gap; no noise beyond the draw",
+    temperature="0.1 to 1, tuned",
+    reference="Fan et al. 2022, arXiv:2206.07235",
+    options={"gap": 1.0},
+    bibtex="""@inproceedings{fan2022training,
+  title     = {Training Discrete Deep Generative Models via Gapped Straight-Through Estimator},
+  author    = {Fan, Ting-Han and Chi, Ta-Chung and Rudnicky, Alexander I. and Ramadge, Peter J.},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2022},
+  eprint    = {2206.07235},
+  archivePrefix = {arXiv},
+}""",
+)

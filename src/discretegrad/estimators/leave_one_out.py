@@ -7,41 +7,31 @@ Salimans and Knowles 2014, arXiv:1401.1022; Mnih and Rezende (VIMCO) 2016, arXiv
 import torch
 from torch import Tensor
 
-from .._checks import check_num_samples
-from .._score import (
-    Task,
-    evaluate,
-    finish,
-    given_samples,
-    open_task,
-    others_mean,
-    score,
-    signal,
-    spread,
-    wants_gradient,
-)
-from .._types import Family, Objective
+from .._row import score_row
+from .._score import Arguments, draw, estimate, others_mean, pose, weighted_score
+from .._types import Objective
+from ..families import FamilyLike
 
 
 def leave_one_out(
     logits: Tensor,
     f: Objective,
     *,
-    num_samples: int = 2,
-    family: Family = "categorical",
-    samples: Tensor | None = None,
+    num_samples: int | None = None,
+    family: FamilyLike = "categorical",
+    given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     vectorize: bool = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the leave-one-out gradient for the logits.
 
-    With samples $z_k$ of mean $p$,
+    With samples $z_k$ of mean $\mu$,
 
     $$\hat\nabla = \tfrac1K \sum_k \Big(f(z_k) - \tfrac1{K-1}\sum_{j \ne k} f(z_j)\Big)
-    (z_k - p) .$$
+    (z_k - \mu) .$$
 
-    Symbols: $K$ ``num_samples``; $p$ is softmax or sigmoid of ``logits``.
+    Symbols: $K$ ``num_samples``; $\mu$ is softmax or sigmoid of ``logits``.
 
     Properties: unbiased for every f, which need not be differentiable. One evaluation of f per
     sample; nothing to tune and nothing to learn.
@@ -49,22 +39,9 @@ def leave_one_out(
     Differs from the paper: nothing.
 
     Args:
-        logits: (..., n) categorical logits with the categories last, or Bernoulli log-odds of any
-            shape; any floating dtype.
-        f: As for ``reinforce``.
-        num_samples: Samples to average over, at least 2.
-        family: ``"categorical"`` or ``"bernoulli"``.
-        samples: As for ``reinforce``.
-        mask: As for ``reinforce``.
-        generator: As for ``reinforce``.
-        vectorize: As for ``reinforce``.
+        num_samples: Samples to average over, at least 2; by default 2, or as many as are given.
 
-    Returns:
-        The mean of f over the samples, of the batch shape.
-
-    Raises:
-        TypeError: As ``reinforce``.
-        ValueError: As ``reinforce``, and if there are fewer than two samples.
+    The other arguments, the result and the errors are those of ``reinforce``.
 
     Example:
         >>> import torch, discretegrad
@@ -74,16 +51,27 @@ def leave_one_out(
         >>> int(logits.grad.argmax())
         2
     """
-    task = open_task("leave_one_out", logits, f, family, mask, vectorize)
-    check_num_samples(task.name, num_samples, 2, "reinforce, or a sampler such as reinmax")
-    return _at(task, given_samples(task, samples, num_samples, generator))
+    arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
+    problem = pose(ROW, arguments)
+    drawn = draw(problem)
+
+    def gradient(values: Tensor) -> Tensor:
+        return weighted_score(problem, drawn, values - others_mean(values))
+
+    return estimate(problem, drawn, gradient)
 
 
-def _at(task: Task, samples: Tensor) -> Tensor:
-    losses = evaluate(task, samples)
-    if not wants_gradient(task):
-        return losses.mean(0)
-    values = signal(task, losses)
-    advantage = values - others_mean(values)
-    gradient = (spread(advantage, samples) * score(task, samples)).mean(0)
-    return finish(task, losses, gradient)
+ROW = score_row(
+    name="leave_one_out",
+    label="RLOO",
+    function=leave_one_out,
+    families=(),
+    min_samples=2,
+    reference="Kool et al. 2019",
+    bibtex="""@inproceedings{kool2019buy,
+  title     = {Buy 4 {REINFORCE} Samples, Get a Baseline for Free!},
+  author    = {Kool, Wouter and van Hoof, Herke and Welling, Max},
+  booktitle = {ICLR Workshop on Deep Reinforcement Learning Meets Structured Prediction},
+  year      = {2019},
+}""",
+)

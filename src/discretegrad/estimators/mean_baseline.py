@@ -1,8 +1,7 @@
 """Straight-through with the plain mean over categories as the baseline.
 
-The alternatives that section 4.1 of the ReinMax paper compares with. First order: Gregor et al.,
-"Deep AutoRegressive Networks", ICML 2014, arXiv:1310.8499; Pervez et al., ICML 2020. Second order:
-Liu et al., NeurIPS 2023, arXiv:2304.08612.
+Section 4.1 of the ReinMax paper compares with both orders. First: Gregor et al., "Deep
+AutoRegressive Networks", ICML 2014, arXiv:1310.8499. Second: Liu et al., arXiv:2304.08612.
 """
 
 from functools import partial
@@ -10,16 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import _fused as fused
-from .._attach import Draw, attach_one_hot, centred, jacobian_product
-from .._checks import check_mean_baseline
-from .._draw import draw_index, given_index
-from .._fused import Method
-from .._math import row_sum
-from .._rows import Rows, categorical_rows, tempered_probs
-from .._select import Handle, handle_of
-from .._types import Backend, Temperature
-from ..kernels.dispatch import choose
+from .._checks import check_flag, check_hard
+from .._row import sampler_row
+from .._types import Backend, Method, Temperature
+from ..families import Family, FamilyLike
+from ..sampling import Draw, Gradient, Request, Rule, sample
 
 
 def mean_baseline(
@@ -28,207 +22,109 @@ def mean_baseline(
     *,
     order: int = 2,
     as_released: bool = False,
+    family: FamilyLike = "categorical",
+    given: Tensor | None = None,
+    hard: bool = True,
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""One-hot sample whose gradient uses the mean of f over the categories as its baseline.
+    r"""A sample whose gradient uses the mean of f over the categories as its baseline.
 
-    With $p = \mathrm{softmax}(l)$, a draw k with one-hot $z$, n allowed categories, $\bar g$ the
-    mean of the gradient $g = \partial f / \partial z$ over them,
-    $J(q) = \mathrm{diag}(q) - q q^\top$ and the weight $w = 1 / (n\, \mathrm{softmax}(l/\tau)_k)$,
+    With a draw k of sample $z$ and mean $p$, covariance $C$, n allowed categories, the mean
+    $\bar g$ of $g = \partial f / \partial z$ over them, and the weight
+    $w = 1 / (n\, \mathrm{softmax}(l/\tau)_k)$,
 
-    $$\hat\nabla_1 = w\, J(p)\, g, \qquad
-    \hat\nabla_2 = \tfrac12 \big[ (g_k - \bar g)(z - p) + w\, J(p)\, g \big] .$$
+    $$\hat\nabla_1 = w\, C(l)\, g, \qquad
+    \hat\nabla_2 = \tfrac12 \big[ (g_k - \bar g)(z - p) + w\, C(l)\, g \big] .$$
 
-    Symbols: $l$ ``logits``, $\tau$ ``tau``; the index of the two is ``order``.
+    Symbols: $l$ ``logits``, $\tau$ ``tau``; the index of the two is ``order``. A bit counts as two
+    categories with the logits $(l, 0)$ and the gradient $(g, 0)$.
 
-    Properties: one evaluation of f and of its gradient. At ``tau=1`` order 1 is exact for linear
-    and order 2 for quadratic f of each variable. The weight is large when an unlikely category is
-    drawn: the variance is like that of ``reinmax`` for flat distributions and many times higher
-    for peaked ones, where training tends to end. A tau above 1 tames the weight, at the price of
-    bias.
+    Properties: at ``tau=1`` order 1 is exact for linear and order 2 for quadratic f of each
+    variable. The weight is large when an unlikely category is drawn: the variance is like that of
+    ``reinmax`` for flat distributions and many times higher for peaked ones, where training tends
+    to end. A tau above 1 tames the weight, at the price of bias.
 
-    Differs from the paper: ``as_released=True`` is the form in the released code, behind the
-    figure on the choice of baseline. It multiplies the first term of $J(p) g$ by $z$, which makes
-    it biased even for linear f, and its rows do not sum to zero. With it, that figure
-    cannot tell the effect of the baseline from the effect of the error.
+    Differs from the paper: ``as_released=True`` is the form of the released code, behind the figure
+    on the choice of baseline. It multiplies the first term of $C(l)\, g$ by $z$ and so is biased
+    even for linear f: that figure cannot tell the effect of the baseline from that of the error.
 
     Args:
-        logits: Unnormalised log-probabilities of any shape, any floating dtype; -inf excludes a
-            category.
-        tau: Temperature of the weight: a number, or a tensor that broadcasts against ``logits``
-            with size 1 along ``dim``. A constant: it gets no gradient.
+        tau: Temperature of the weight, as for ``reinmax``.
         order: 1 or 2.
         as_released: Use the form of the released code (order 2 only).
-        dim: The category axis.
-        mask: Boolean, broadcasts to ``logits``, True where a category is allowed.
-        generator: Source of randomness on the device of ``logits``; the global one by default.
-        backend: ``"auto"``, ``"torch"`` or ``"triton"``.
 
-    Returns:
-        A sample of the shape and dtype of ``logits``, exactly one-hot along ``dim``.
-
-    Raises:
-        TypeError: If an argument has the wrong type or dtype.
-        ValueError: If shapes do not fit, tau is not positive, the order is neither 1 nor 2, or a
-            row has NaN, +inf or no allowed category. See ``discretegrad.set_checks``.
+    The other arguments, the result and the errors are those of ``reinmax``.
 
     Example:
         >>> import torch, discretegrad
-        >>> logits = torch.zeros(2, 3, requires_grad=True)
-        >>> z = discretegrad.mean_baseline(logits, order=1)
-        >>> (z * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
+        >>> logits = torch.zeros(3, requires_grad=True)
+        >>> (discretegrad.mean_baseline(logits, order=1) @ torch.tensor([1.0, 2.0, 4.0])).backward()
         >>> logits.grad
-        tensor([[-0.4444, -0.1111,  0.5556],
-                [-0.4444, -0.1111,  0.5556]])
-
-    References:
-        Remark 4.1 of the paper with phi = 1/n.
+        tensor([-0.4444, -0.1111,  0.5556])
     """
-    check_mean_baseline("mean_baseline", order, as_released)
-    if choose("mean_baseline", logits, backend) == "triton":
-        return fused.sample(
-            "mean_baseline", kernel(order, as_released), logits, tau, dim, mask, generator
+    check_hard("mean_baseline", hard)
+    request = Request(logits, tau, family, given, None, None, dim, mask, generator, backend)
+    return sample(_rule(order, as_released), request)
+
+
+def _rule(order: int = 2, as_released: bool = False) -> Rule:
+    check_flag("mean_baseline", "as_released", as_released)
+    if isinstance(order, bool) or order not in (1, 2) or (as_released and order != 2):
+        raise ValueError(
+            f"mean_baseline: expected order 1 or 2, and 2 with as_released=True, got {order!r}"
         )
-    rows = categorical_rows("mean_baseline", logits, tau, dim, mask)
-    index = draw_index("mean_baseline", rows, generator)
-    return attach_one_hot(_mean_baseline(rows, index, order, as_released))
+    form = "released" if as_released else ("first", "second")[order - 1]
+    return Rule("mean_baseline", partial(_formula, form=form), Method(f"mean_{form}"))
 
 
-def mean_baseline_at(
-    logits: Tensor,
-    index: Tensor,
-    tau: Temperature = 1.0,
-    *,
-    order: int = 2,
-    as_released: bool = False,
-    dim: int = -1,
-    mask: Tensor | None = None,
-    backend: Backend = "auto",
-) -> Tensor:
-    """The deterministic part of ``mean_baseline``: the sample and gradient for a given draw.
-
-    Args:
-        logits: As for ``mean_baseline``.
-        index: The categories drawn, int64, of the shape of ``logits`` without ``dim``.
-        tau: As for ``mean_baseline``.
-        order: As for ``mean_baseline``.
-        as_released: As for ``mean_baseline``.
-        dim: As for ``mean_baseline``.
-        mask: As for ``mean_baseline``.
-        backend: As for ``mean_baseline``.
-
-    Returns:
-        The one-hot of ``index``.
-
-    Raises:
-        TypeError: As ``mean_baseline``.
-        ValueError: As ``mean_baseline``, and if the index is out of range or names an excluded
-            category.
-
-    Example:
-        >>> import torch, discretegrad
-        >>> discretegrad.mean_baseline_at(torch.zeros(3), torch.tensor(1))
-        tensor([0., 1., 0.])
-    """
-    check_mean_baseline("mean_baseline_at", order, as_released)
-    if choose("mean_baseline_at", logits, backend) == "triton":
-        return fused.sample_at(
-            "mean_baseline_at", kernel(order, as_released), logits, index, tau, dim, mask
-        )
-    rows = categorical_rows("mean_baseline_at", logits, tau, dim, mask)
-    index = given_index("mean_baseline_at", rows, index)
-    return attach_one_hot(_mean_baseline(rows, index, order, as_released))
+def _formula(draw: Draw, form: str) -> Gradient:
+    family, variables, drawn, _ = draw
+    prob = family.probability(drawn, family.tempered(variables))
+    # a bit has two values, whatever its logit
+    allowed = (variables.logits.detach() > -torch.inf,) if family.name == "categorical" else ()
+    return Gradient(partial(_gradient, family, form), (variables.point, prob, *allowed))
 
 
-def mean_baseline_index(
-    logits: Tensor,
-    tau: Temperature = 1.0,
-    *,
-    order: int = 2,
-    as_released: bool = False,
-    dim: int = -1,
-    mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    backend: Backend = "auto",
-) -> tuple[Tensor, Handle]:
-    """The index form of ``mean_baseline``: the categories, and a handle with the gradient.
-
-    Args:
-        logits: As for ``mean_baseline``.
-        tau: As for ``mean_baseline``.
-        order: As for ``mean_baseline``.
-        as_released: As for ``mean_baseline``.
-        dim: As for ``mean_baseline``.
-        mask: As for ``mean_baseline``.
-        generator: As for ``mean_baseline``, which draws the same categories from it.
-        backend: As for ``mean_baseline``.
-
-    Returns:
-        The categories, int64, of the shape of ``logits`` without ``dim``, and a handle for
-        ``select``.
-
-    Raises:
-        TypeError: As ``mean_baseline``.
-        ValueError: As ``mean_baseline``.
-
-    Example:
-        >>> import torch, discretegrad
-        >>> logits, codebook = torch.zeros(2, 3, requires_grad=True), torch.randn(3, 8)
-        >>> index, handle = discretegrad.mean_baseline_index(logits)
-        >>> discretegrad.select(handle, codebook).shape
-        torch.Size([2, 8])
-    """
-    check_mean_baseline("mean_baseline_index", order, as_released)
-    if choose("mean_baseline_index", logits, backend) == "triton":
-        return fused.sample_index(
-            "mean_baseline_index", kernel(order, as_released), logits, tau, dim, mask, generator
-        )
-    rows = categorical_rows("mean_baseline_index", logits, tau, dim, mask)
-    index = draw_index("mean_baseline_index", rows, generator)
-    return handle_of(_mean_baseline(rows, index, order, as_released))
-
-
-def kernel(order: int, as_released: bool) -> Method:
-    """Which formula the kernels compute, for both families."""
-    if as_released:
-        return Method("mean_released")
-    return Method("mean_first" if order == 1 else "mean_second")
-
-
-def _mean_baseline(rows: Rows, index: Tensor, order: int, as_released: bool) -> Draw:
-    allowed = rows.logits.detach() > -torch.inf
-    tempered = tempered_probs(rows).gather(-1, index)
-    vjp = _vjp_as_released if as_released else partial(_vjp, order=order)
-    return Draw(rows, index, vjp, (rows.probs, tempered, allowed))
-
-
-def _vjp(
-    g: Tensor, index: Tensor, probs: Tensor, tempered: Tensor, allowed: Tensor, order: int
-) -> Tensor:
-    n = allowed.sum(-1, keepdim=True)
-    weight = 1 / (n * tempered.clamp_min(torch.finfo(tempered.dtype).tiny))
-    g = centred(g, index)
-    first_order = jacobian_product(probs, g) * weight
-    if order == 1:
+def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tensor) -> Tensor:
+    point, prob, *allowed = saved
+    n = allowed[0].sum(-1, keepdim=True) if allowed else 2
+    if form == "released":
+        mean = family.mean(point)
+        at_draw = family.sample(point, drawn) * mean * g
+        first_order = (at_draw - family.dot(mean, g) * mean) / (n * prob + 1e-12)
+    else:
+        g = family.centre(g, drawn)
+        weight = 1 / (n * prob.clamp_min(torch.finfo(prob.dtype).tiny))
+        first_order = family.covariance(point, g) * weight
+    if form == "first":
         return first_order
-    return (_score(g, index, probs, allowed, n) + first_order) / 2
+    if allowed:
+        advantage = g.gather(-1, drawn) - family.dot(allowed[0].to(g.dtype), g) / n
+    else:
+        advantage = torch.where(drawn, g, -g) / 2
+    return (advantage * family.residual(drawn, point) + first_order) / 2
 
 
-def _vjp_as_released(
-    g: Tensor, index: Tensor, probs: Tensor, tempered: Tensor, allowed: Tensor
-) -> Tensor:
-    n = allowed.sum(-1, keepdim=True)
-    product = g * probs
-    at_draw = torch.zeros_like(g).scatter(-1, index, product.gather(-1, index))
-    first_order = (at_draw - row_sum(product) * probs) / (n * tempered + 1e-12)
-    return (_score(g, index, probs, allowed, n) + first_order) / 2
-
-
-def _score(g: Tensor, index: Tensor, probs: Tensor, allowed: Tensor, n: Tensor) -> Tensor:
-    # (g_k - mean g)(z - p)
-    mean = row_sum(torch.where(allowed, g, 0)) / n
-    advantage = g.gather(-1, index) - mean
-    return (-probs * advantage).scatter_add(-1, index, advantage)
+ROW = sampler_row(
+    name="mean_baseline",
+    label="1/n baseline",
+    function=mean_baseline,
+    rule=_rule,
+    exact_for="quadratic",
+    bias="second order: none for quadratic f at tau 1; high variance when peaked",
+    temperature="1",
+    reference="Liu et al. 2023, arXiv:2304.08612, section 4.1; Gregor et al. 2014",
+    options={"order": 2, "as_released": False},
+    bibtex="""@inproceedings{gregor2014deep,
+  title     = {Deep AutoRegressive Networks},
+  author    = {Gregor, Karol and Danihelka, Ivo and Mnih, Andriy and Blundell, Charles and
+               Wierstra, Daan},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2014},
+  eprint    = {1310.8499},
+  archivePrefix = {arXiv},
+}""",
+)

@@ -41,7 +41,7 @@ def unsupported(logits: Tensor, lacking: str = "") -> list[str]:
     return reasons
 
 
-def choose(name: str, logits: Tensor, backend: Backend, lacking: str = "") -> Backend:
+def choose_backend(name: str, logits: Tensor, backend: Backend, lacking: str = "") -> Backend:
     """The backend to run: what was asked for, or for ``"auto"`` the fastest that can."""
     # what is no tensor at all goes to the torch path, whose checks say so
     if backend == "torch" or not isinstance(logits, Tensor):

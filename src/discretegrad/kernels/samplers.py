@@ -12,26 +12,19 @@ import torch
 from torch import Tensor
 
 from .._attach import estimate
-from .._checks import (
-    check_bits,
-    check_dim,
-    check_generator,
-    check_index,
-    check_logits,
-    check_mask,
-    check_rows,
-    check_seed,
-    check_tau,
-    check_value,
-    values_are_checked,
-)
-from .._draw import draw_one_seed
+from .._checks import check_generator, values_are_checked
 from .._math import softmax
 from .._modes import compiling
-from .._select import Handle
+from .._random import draw_seeds
+from .._seeded import check_seed
 from .._types import Call, Method, Temperature
+from ..families.bernoulli import Bernoulli, check_bit_values, check_bits
+from ..families.categorical import Categorical, check_index, check_rows
+from ..select import Handle
 from .formulas import FORMULAS
 from .layout import Bits, Drawn, Rows
+
+_CATEGORICAL, _BERNOULLI = Categorical(), Bernoulli()
 
 if TYPE_CHECKING:
     from . import ops, quick
@@ -64,23 +57,22 @@ def one_hot(
     if needs_gradient and mask is None and given is None and not compiling():
         known = quick.find(call, method)
         if known is None:
-            _check_shapes(call)
+            _CATEGORICAL.check(call)
             known = quick.learn(call, method)
         if known is not None:
             _check_values(call)
             drawn: Tensor = quick.apply(logits, known, _draw_seed(call))
             return drawn
-    _check_shapes(call)
+    _CATEGORICAL.check(call)
     _check_values(call)
     if given is None:
         source = _draw_seed(call)
     else:
-        last = _excluded(logits, mask).movedim(dim, -1)
-        check_index(name, given, last)
+        check_index(name, given, _excluded(logits, mask).movedim(dim, -1))
         # an expanded index has a flat view that is expanded still
         source = given.long().contiguous().view(-1)
         if seed is not None:
-            check_seed(name, seed, last)
+            check_seed(name, seed, given)
             seed = seed.contiguous().view(-1)
         elif FORMULAS[method.name].noise:
             seed = _draw_seed(call)
@@ -100,7 +92,7 @@ def index_form(call: Call, method: Method) -> tuple[Tensor, Handle]:
     """The categories of a categorical sampler and a handle, without the one-hot."""
     _load()
     _, logits, tau, dim, mask, _ = call
-    _check_shapes(call)
+    _CATEGORICAL.check(call)
     _check_values(call)
     seed = _draw_seed(call)
     tau, tau_rows, mask = _broadcast(logits, tau, mask)
@@ -121,13 +113,11 @@ def bits(call: Call, method: Method, given: Tensor | None = None) -> Tensor:
     """0/1 samples of a Bernoulli sampler, with its gradient; ``given`` are the values, if any."""
     _load()
     name, logits, tau, _, mask, _ = call
-    check_logits(name, logits)
-    check_tau(name, tau, logits, None)
-    check_mask(name, mask, logits)
+    _BERNOULLI.check(call)
     check_bits(name, _excluded(logits, mask))
     seed = None
     if given is not None:
-        check_value(name, given, _excluded(logits, mask))
+        check_bit_values(name, given, _excluded(logits, mask))
         given = given != 0
     if given is None or FORMULAS[method.name].noise:
         seed = _draw_seed(call)
@@ -139,14 +129,6 @@ def bits(call: Call, method: Method, given: Tensor | None = None) -> Tensor:
     return _draw_bits(logits, mask, seed, given)
 
 
-def _check_shapes(call: Call) -> None:
-    name, logits, tau, dim, mask, _ = call
-    check_logits(name, logits)
-    check_dim(name, logits, dim)
-    check_tau(name, tau, logits, dim)
-    check_mask(name, mask, logits)
-
-
 def _check_values(call: Call) -> None:
     if values_are_checked(call.logits):
         last = _excluded(call.logits, call.mask).detach().movedim(call.dim, -1)
@@ -156,7 +138,7 @@ def _check_values(call: Call) -> None:
 def _draw_seed(call: Call) -> Tensor:
     if call.generator is not None:
         check_generator(call.name, call.generator, call.logits)
-    return draw_one_seed(call.logits.device, call.generator)
+    return draw_seeds((1,), call.logits.device, call.generator)
 
 
 def _broadcast(

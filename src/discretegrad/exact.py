@@ -10,22 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
-from ._checks import (
-    check_bits,
-    check_count,
-    check_dim,
-    check_family,
-    check_logits,
-    check_loss,
-    check_mask,
-    check_rows,
-)
+from ._checks import check_count, check_loss, check_objective
+from ._math import compute_dtype
 from ._modes import transforming
-from ._rows import compute_dtype
-from ._types import Family, Objective
+from ._types import Call, Objective
+from .families import Family, FamilyLike, get_family
 
 MAX_OUTCOMES = 2**16
 
@@ -34,7 +25,7 @@ def exact_expectation(
     logits: Tensor,
     f: Objective,
     *,
-    family: Family = "categorical",
+    family: FamilyLike = "categorical",
     mask: Tensor | None = None,
     max_outcomes: int = MAX_OUTCOMES,
     chunk_size: int = 256,
@@ -71,16 +62,15 @@ def exact_expectation(
         >>> discretegrad.exact_expectation(logits, f)
         tensor(0.3333, dtype=torch.float64)
     """
-    problem = _problem("exact_expectation", logits, f, family, mask, max_outcomes, chunk_size)
+    problem = _pose("exact_expectation", logits, f, family, mask, max_outcomes)
+    check_count("exact_expectation", "chunk_size", chunk_size)
     total = problem.logits.new_zeros(problem.batch_shape)
     for first, last in _chunks(problem, chunk_size):
         # torch.func cannot differentiate through a checkpoint
         if torch.is_grad_enabled() and not transforming():
-            part = checkpoint(
-                _weighted_sum, problem, first, last, f, vectorize, use_reentrant=False
-            )
+            part = checkpoint(_weighted_sum, problem, first, last, vectorize, use_reentrant=False)
         else:
-            part = _weighted_sum(problem, first, last, f, vectorize)
+            part = _weighted_sum(problem, first, last, vectorize)
         total = total + part
     return total.to(logits.dtype)
 
@@ -89,7 +79,7 @@ def exact_gradient(
     logits: Tensor,
     f: Objective,
     *,
-    family: Family = "categorical",
+    family: FamilyLike = "categorical",
     mask: Tensor | None = None,
     max_outcomes: int = MAX_OUTCOMES,
     chunk_size: int = 256,
@@ -100,22 +90,11 @@ def exact_gradient(
     Computes $\sum_z P(z) f(z) \nabla \log P(z)$, so f need not be differentiable. f is called
     without gradients.
 
-    Args:
-        logits: As for ``exact_expectation``.
-        f: As for ``exact_expectation``.
-        family: As for ``exact_expectation``.
-        mask: As for ``exact_expectation``.
-        max_outcomes: As for ``exact_expectation``.
-        chunk_size: As for ``exact_expectation``.
-        vectorize: As for ``exact_expectation``.
+    The arguments and the errors are those of ``exact_expectation``.
 
     Returns:
         A constant tensor of the shape of ``logits``: for every batch element the gradient of its
         own expectation.
-
-    Raises:
-        TypeError: As ``exact_expectation``.
-        ValueError: As ``exact_expectation``.
 
     Example:
         >>> import torch, discretegrad
@@ -123,109 +102,90 @@ def exact_gradient(
         >>> discretegrad.exact_gradient(logits, lambda z: z @ torch.tensor([1.0, 2.0, 4.0]))
         tensor([-0.4444, -0.1111,  0.5556])
     """
-    problem = _problem("exact_gradient", logits, f, family, mask, max_outcomes, chunk_size)
+    problem = _pose("exact_gradient", logits, f, family, mask, max_outcomes)
+    check_count("exact_gradient", "chunk_size", chunk_size)
     with torch.no_grad():
-        if family == "categorical":
-            mean = problem.logits.softmax(-1)
-        else:
-            mean = torch.sigmoid(problem.logits)
+        mean = problem.family.mean(problem.point)
         gradient = torch.zeros_like(problem.logits)
         for first, last in _chunks(problem, chunk_size):
-            outcomes = _outcomes(problem, first, last)
-            weighted = _weighted_values(problem, outcomes, f, vectorize)
-            lead = weighted.shape + (1,) * (problem.logits.ndim - weighted.ndim + 1)
-            samples = outcomes.reshape(_sample_shape(problem, outcomes))
+            samples = _outcomes(problem, first, last)
+            weighted = _weighted_values(problem, samples, vectorize)
+            lead = weighted.shape + (1,) * (samples.ndim - weighted.ndim)
             gradient += (weighted.reshape(lead) * (samples - mean)).sum(0)
     return gradient.to(logits.dtype)
 
 
 class _Problem(NamedTuple):
+    family: Family
+    f: Objective
     logits: Tensor
     """Excluded ones at -inf, float32 or float64, attached to the graph."""
-    family: Family
+    point: Tensor
+    """Where the family takes the mean of these logits."""
     dtype: torch.dtype
     """Of the user's logits, and so of the samples that f gets."""
-    states: int
-    """Categories of a variable; 2 for a bit."""
     batch_shape: torch.Size
     latent_shape: torch.Size
+    """The variables of one joint sample."""
 
 
-def _problem(
+def _pose(
     name: str,
     logits: Tensor,
     f: Objective,
-    family: Family,
+    family: FamilyLike,
     mask: Tensor | None,
     max_outcomes: int,
-    chunk_size: int,
 ) -> _Problem:
     """Check the arguments and find, from one call of f, which axes are latent."""
-    check_family(name, family)
-    check_logits(name, logits)
-    if family == "categorical":
-        check_dim(name, logits, -1)
-    check_mask(name, mask, logits)
+    family = get_family(name, family)
+    check_objective(name, f)
     check_count(name, "max_outcomes", max_outcomes)
-    check_count(name, "chunk_size", chunk_size)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -math.inf)
-    if family == "categorical":
-        check_rows(name, logits, logits.detach().to(compute_dtype(logits.dtype)).softmax(-1))
-    else:
-        check_bits(name, logits)
+    variables = family.prepare(Call(name, logits, mask=mask))
+    family.check_values(name, variables)
+    logits = variables.logits
     with torch.no_grad():
-        likeliest = (
-            torch.arange(logits.shape[-1], device=logits.device) == logits.argmax(-1, keepdim=True)
-            if family == "categorical"
-            else logits > 0
-        )
-        value = f(likeliest.to(logits.dtype))
-    variables = logits.shape[:-1] if family == "categorical" else logits.shape
-    check_loss(name, value, variables)
-    latent = variables[value.ndim :]
-    states = logits.shape[-1] if family == "categorical" else 2
-    if states ** min(math.prod(latent), 64) > max_outcomes:
+        value = f(family.sample(logits, family.likeliest(logits)))
+    shape = family.variables_shape(logits)
+    check_loss(name, value, shape)
+    latent = shape[value.ndim :]
+    values, size = family.outcomes(logits), math.prod(latent)
+    if values ** min(size, 64) > max_outcomes:
         raise ValueError(
-            f"{name}: expected at most max_outcomes={max_outcomes} joint outcomes, got {states} ** "
-            f"{math.prod(latent)}. Raise max_outcomes, use fewer variables, or estimate instead."
+            f"{name}: expected at most max_outcomes={max_outcomes} joint outcomes, got {values} ** "
+            f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    return _Problem(wide, family, logits.dtype, states, value.shape, latent)
+    return _Problem(family, f, wide, variables.point, logits.dtype, value.shape, latent)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
     """The numbers of all joint outcomes, in pieces."""
-    count = problem.states ** math.prod(problem.latent_shape)
+    count = problem.family.outcomes(problem.logits) ** math.prod(problem.latent_shape)
     for first in range(0, count, chunk_size):
         yield first, min(first + chunk_size, count)
 
 
 def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
-    """Joint outcomes by number: (chunk, *latent_shape, n) one-hot, or (chunk, *latent_shape)."""
-    states, device = problem.states, problem.logits.device
-    place = states ** torch.arange(math.prod(problem.latent_shape), device=device)
+    """The samples of joint outcomes by number, with axes of size 1 for the batch."""
+    values, device = problem.family.outcomes(problem.logits), problem.logits.device
+    place = values ** torch.arange(math.prod(problem.latent_shape), device=device)
     number = torch.arange(first, last, device=device).unsqueeze(-1)
-    digits = (number // place % states).reshape(last - first, *problem.latent_shape)
-    if problem.family == "categorical":
-        digits = torch.nn.functional.one_hot(digits, states)
-    return digits.to(problem.dtype)
+    batch = [1] * len(problem.batch_shape)
+    digits = (number // place % values).reshape(last - first, *batch, *problem.latent_shape)
+    return problem.family.outcome(digits, problem.logits).to(problem.dtype)
 
 
-def _sample_shape(problem: _Problem, outcomes: Tensor) -> tuple[int, ...]:
-    """The outcomes' shape with axes of size 1 for the batch."""
-    return (outcomes.shape[0], *[1] * len(problem.batch_shape), *outcomes.shape[1:])
-
-
-def _weighted_values(problem: _Problem, outcomes: Tensor, f: Objective, vectorize: bool) -> Tensor:
+def _weighted_values(problem: _Problem, samples: Tensor, vectorize: bool) -> Tensor:
     """P(z) f(z) for each outcome: (chunk, *batch_shape)."""
-    samples = outcomes.reshape(_sample_shape(problem, outcomes))
     samples = samples.expand(-1, *problem.logits.shape)
     if vectorize:
-        values = torch.vmap(f, randomness="different")(samples)
+        values = torch.vmap(problem.f, randomness="different")(samples)
     else:
-        values = torch.stack([f(sample) for sample in samples])
-    log_prob = _log_prob(problem, samples)
+        values = torch.stack([problem.f(sample) for sample in samples])
+    log_prob = problem.family.log_prob(problem.logits, samples)
+    axes = tuple(range(-len(problem.latent_shape), 0))
+    log_prob = log_prob.sum(axes) if axes else log_prob
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)
@@ -233,19 +193,6 @@ def _weighted_values(problem: _Problem, outcomes: Tensor, f: Objective, vectoriz
     return torch.where(possible, log_prob.exp() * values, 0)
 
 
-def _weighted_sum(
-    problem: _Problem, first: int, last: int, f: Objective, vectorize: bool
-) -> Tensor:
+def _weighted_sum(problem: _Problem, first: int, last: int, vectorize: bool) -> Tensor:
     # the outcomes are made in here, so that a checkpoint keeps their numbers and not them
-    outcomes = _outcomes(problem, first, last)
-    return _weighted_values(problem, outcomes, f, vectorize).sum(0)
-
-
-def _log_prob(problem: _Problem, samples: Tensor) -> Tensor:
-    if problem.family == "categorical":
-        log_probs = problem.logits.log_softmax(-1)
-        terms = torch.where(samples > 0, log_probs, 0).sum(-1)
-    else:
-        terms = logsigmoid(torch.where(samples > 0, problem.logits, -problem.logits))
-    axes = tuple(range(-len(problem.latent_shape), 0))
-    return terms.sum(axes) if axes else terms
+    return _weighted_values(problem, _outcomes(problem, first, last), vectorize).sum(0)

@@ -11,7 +11,11 @@ import math
 import torch
 from torch import Tensor
 
+from ._checks import values_are_checked
+
 _MASK = 0xFFFFFFFF
+# noise is made and used in pieces of at most this many numbers, whatever the number of draws
+_CHUNK_NUMBERS = 2**20
 # odd and below 2**31: times a 32-bit word they stay below 2**63, so nothing ever overflows
 _MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x31848BAB, 0x21F0AAAD)
 
@@ -41,6 +45,38 @@ def seeded_logistic(seed: Tensor, first: int, count: int, like: Tensor) -> Tenso
     """
     counter = torch.arange(first, first + count, device=like.device)
     return _uniform(seed, counter.reshape([count] + [1] * like.ndim), like.dtype).logit()
+
+
+def chunks(num_draws: int, numbers_per_draw: int) -> list[tuple[int, int]]:
+    """(first, count) of pieces of the draws that together stay below the limit on numbers."""
+    size = max(1, min(num_draws, _CHUNK_NUMBERS // max(1, numbers_per_draw)))
+    return [(first, min(size, num_draws - first)) for first in range(0, num_draws, size)]
+
+
+def accept_seed(name: str, seed: object, drawn: Tensor, noise: Tensor | None) -> Tensor:
+    """A user's seeds, one for each element of the first axes of ``drawn``, as one for each draw."""
+    if noise is not None:
+        raise ValueError(f"{name}: expected noise or seed, got both. Leave one of them out.")
+    check_seed(name, seed, drawn)
+    assert isinstance(seed, Tensor)
+    return row_seeds(seed, drawn)
+
+
+def check_seed(name: str, seed: object, drawn: Tensor) -> None:
+    """``seed`` is int64, not negative, of a shape that begins as that of the draw does."""
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+        came = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
+        raise TypeError(
+            f"{name}: expected seed to be an int64 tensor, got {came}. Make one with "
+            "torch.randint(2**63 - 1, shape)."
+        )
+    if seed.shape != drawn.shape[: seed.ndim] or seed.device != drawn.device:
+        raise ValueError(
+            f"{name}: expected a seed for each element of the first axes of {tuple(drawn.shape)} "
+            f"on {drawn.device}, got shape {tuple(seed.shape)} on {seed.device}"
+        )
+    if values_are_checked(seed) and bool((seed < 0).any()):
+        raise ValueError(f"{name}: expected seeds of at least 0, got a negative one")
 
 
 def row_seeds(seed: Tensor, like: Tensor) -> Tensor:

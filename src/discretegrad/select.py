@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attach import Draw, Vjp, apply_fast, dense_one_hot, estimate
-from ._checks import check_select
+from ._attach import Vjp, apply_fast, attach_sample, estimate
 from ._modes import transforming
+from .families import FAMILIES
 
 
 @dataclass(frozen=True)
 class Handle:
     """Categories that were drawn and still carry their gradient; give it to ``select``.
 
-    Made by ``reinmax_index`` and the other functions whose names end in ``_index``.
+    Made by ``sample_index``.
     """
 
     logits: Tensor
@@ -28,13 +28,6 @@ class Handle:
     """See ``_attach.estimate``."""
     saved: tuple[Tensor | None, ...]
     """What the formula needs besides."""
-
-
-def handle_of(draw: Draw) -> tuple[Tensor, Handle]:
-    """The index of a draw on the torch path, and its handle."""
-    index = draw.index.squeeze(-1)
-    logits = draw.rows.logits
-    return index, Handle(logits, index, draw.vjp, logits.dtype, (draw.index, *draw.saved))
 
 
 def select(handle: Handle, weight: Tensor) -> Tensor:
@@ -50,7 +43,7 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
     transforms the one-hot is made after all.
 
     Args:
-        handle: From ``reinmax_index`` or another ``_index`` function.
+        handle: From ``sample_index``.
         weight: One row per category, (n, width) or (n,), floating point.
 
     Returns:
@@ -64,7 +57,7 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
         >>> import torch, discretegrad
         >>> logits = torch.zeros(2, 3, requires_grad=True)
         >>> codebook = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], requires_grad=True)
-        >>> index, handle = discretegrad.reinmax_index(logits)
+        >>> index, handle = discretegrad.sample_index(logits, "reinmax")
         >>> code = discretegrad.select(handle, codebook)
         >>> torch.equal(code, codebook[index])
         True
@@ -72,14 +65,38 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
         >>> logits.grad.shape, codebook.grad.shape
         (torch.Size([2, 3]), torch.Size([3, 2]))
     """
-    check_select(handle, weight)
+    _check(handle, weight)
     if transforming():
-        one_hot = dense_one_hot(handle.vjp, handle.logits, *handle.saved)
+        make_one_hot = FAMILIES["categorical"].sample
+        one_hot = attach_sample(make_one_hot, handle.vjp, handle.logits, *handle.saved)
         return one_hot.to(weight.dtype) @ weight
     selected: Tensor = apply_fast(_Select)(
         handle.vjp, handle.dtype, handle.logits, weight, handle.index, *handle.saved
     )[0]
     return selected
+
+
+def _check(handle: object, weight: Tensor) -> None:
+    """``weight`` has one row for each category of the handle."""
+    if not isinstance(handle, Handle):
+        raise TypeError(
+            f"select: expected a handle from sample_index, got {type(handle).__name__}. Call "
+            'index, handle = discretegrad.sample_index(logits, "reinmax").'
+        )
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
+    logits = handle.logits
+    n = logits.shape[-1]
+    if weight.ndim not in (1, 2) or weight.shape[0] != n:
+        raise ValueError(
+            f"select: expected a weight of shape ({n}, width) or ({n},), one row per category, "
+            f"got {tuple(weight.shape)}"
+        )
+    if weight.device != logits.device:
+        raise ValueError(
+            f"select: expected weight on the logits' device {logits.device}, got {weight.device}"
+        )
 
 
 class _Select(torch.autograd.Function):

@@ -1,0 +1,190 @@
+"""One front for all estimators: the mean of f over samples, with the gradient of your choice."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._checks import (
+    check_count,
+    check_differentiable,
+    check_flag,
+    check_logits,
+    check_loss,
+    check_objective,
+    check_options,
+)
+from ._modes import transforming
+from ._row import Estimator
+from ._score import check_works_on, evaluate_each
+from ._types import Call, Objective
+from .families import Family, FamilyLike, get_family
+from .registry import ESTIMATORS, get
+
+EstimatorLike = str | Estimator | Callable[..., Tensor]
+_COMMON = ("mask", "given", "vectorize")
+
+
+def expectation(
+    logits: Tensor,
+    f: Objective,
+    estimator: EstimatorLike = "reinmax",
+    *,
+    num_samples: int | None = None,
+    family: FamilyLike = "categorical",
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Tensor:
+    r"""Monte Carlo mean of f, differentiable by any estimator of the library.
+
+    The value is $\frac1K \sum_k f(z_k)$ for samples of ``softmax(logits)`` or ``sigmoid(logits)``.
+    In backward the logits get the estimator's gradient of $E[f(z)]$, and everything else that f
+    depends on, such as the weights of a decoder, its ordinary gradient. Both come from the same
+    evaluations of f.
+
+    Args:
+        logits: (..., n) categorical logits with the categories last, or Bernoulli log-odds of any
+            shape; any floating dtype.
+        f: Maps a sample of the shape of ``logits`` to one loss per batch element, that is, to a
+            tensor whose shape is a prefix of the shape of ``logits``; the axes it has consumed
+            form one joint sample. It is called once per sample. It may be random. For
+            score-function estimators it may return integers and need not be differentiable.
+        estimator: A name in ``discretegrad.ESTIMATORS``, a row of that table or of your own, a
+            sampler such as ``discretegrad.reinmax``, or an estimator object: a module such as
+            ``Relax``, or any callable with the signature of ``reinforce``.
+        num_samples: Samples to average over, the K of estimators that compare samples. By default
+            as many as are given, or the least number that the estimator needs.
+        family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
+        generator: Source of randomness on the device of ``logits``; the global one by default.
+        **options: What the estimator takes besides: ``mask``; ``given``, draws that were made
+            elsewhere, as for ``reinforce``; ``vectorize=True`` to evaluate f on all samples in one
+            call under ``torch.vmap``; for samplers ``tau`` and ``backend``; and the options in its
+            row of the table.
+
+    Returns:
+        The mean of f over the samples, of the batch shape.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype, or f does not return a tensor.
+        ValueError: If the estimator does not exist, is not defined for the family, needs more
+            samples or a differentiable f, or does not have an option; the message names those
+            that do. If shapes do not fit, a logit is NaN, or no category is allowed.
+
+    Example:
+        >>> import torch, discretegrad
+        >>> logits = torch.zeros(100, 5, 3, requires_grad=True)  # batch, variables, categories
+        >>> weight = torch.ones(3, requires_grad=True)
+        >>> f = lambda z: (z @ weight - 2).square().sum(-1)  # (100, 5, 3) -> (100,)
+        >>> loss = discretegrad.expectation(logits, f, "leave_one_out", num_samples=4)
+        >>> loss.shape
+        torch.Size([100])
+        >>> loss.mean().backward()
+        >>> logits.grad.shape, weight.grad.shape
+        (torch.Size([100, 5, 3]), torch.Size([3]))
+    """
+    name = "expectation"
+    kind = get_family(name, family)
+    check_objective(name, f)
+    check_logits(name, logits)
+    if num_samples is not None:
+        options["num_samples"] = num_samples
+    row = find_row(estimator)
+    if row is None:
+        _check_callable(name, estimator)
+        assert callable(estimator)
+        return estimator(logits, f, family=family, generator=generator, **options)
+    check_works_on(row, kind)
+    if row.kind == "score":
+        common = _COMMON if row.evaluations is not None else ("mask", "vectorize")
+        check_options(row.name, options, ("num_samples", *row.options, *row.takes, *common))
+        return row.function(logits, f, family=kind, generator=generator, **options)
+    check_options(row.name, options, ("num_samples", *row.options, "tau", *_COMMON, "backend"))
+    return _sampled(row, logits, f, kind, generator=generator, **options)
+
+
+def find_row(estimator: object) -> Estimator | None:
+    """The row of an estimator that is given by its name, its row or its function, if it has one."""
+    if isinstance(estimator, str):
+        return get(estimator)
+    if isinstance(estimator, Estimator):
+        return estimator
+    return next((row for row in ESTIMATORS.values() if row.function is estimator), None)
+
+
+def _sampled(
+    row: Estimator,
+    logits: Tensor,
+    f: Objective,
+    family: Family,
+    *,
+    num_samples: int | None = None,
+    vectorize: bool = False,
+    **arguments: Any,
+) -> Tensor:
+    name, given = row.name, arguments.get("given")
+    if num_samples is None:
+        several = isinstance(given, Tensor) and given.ndim > 0
+        num_samples = len(given) if several else row.min_samples
+    check_count(name, "num_samples", num_samples)
+    check_flag(name, "vectorize", vectorize)
+    # here, where messages can show the shape that the user knows
+    call = Call(name, logits, arguments.get("tau", 1.0), mask=arguments.get("mask"))
+    family.check(call, learnable_tau=not arguments.get("hard", True))
+    copies = logits.expand(num_samples, *logits.shape)
+    samples = row.function(copies, family=family, **arguments)
+    losses = evaluate_each(name, f, samples, family, vectorize)
+    if samples.requires_grad and not losses.requires_grad and not transforming():
+        check_differentiable(name, None)
+    return (losses if losses.is_floating_point() else losses.to(logits.dtype)).mean(0)
+
+
+def make_object(
+    estimator: str | Estimator,
+    logits: Tensor,
+    f: Objective,
+    family: FamilyLike = "categorical",
+    mask: Tensor | None = None,
+) -> nn.Module:
+    """A new estimator object with its defaults, for a row that has a ``module``.
+
+    A module whose constructor requires an argument gets the size of one joint sample, which one
+    call of f shows.
+    """
+    row = get(estimator) if isinstance(estimator, str) else estimator
+    if row.module is None:
+        raise ValueError(
+            f"expected an estimator that can learn, got {row.name!r}, which has no module"
+        )
+    signature = inspect.signature(row.module)
+    required = any(x.default is x.empty for x in signature.parameters.values())
+    sizes = [joint_size(row.name, logits, f, family, mask)] if required else []
+    return row.module(*sizes).to(logits.device)
+
+
+def joint_size(
+    name: str, logits: Tensor, f: Objective, family: FamilyLike, mask: Tensor | None = None
+) -> int:
+    """How many elements one joint sample has: those of the axes that f consumes."""
+    kind = get_family(name, family)
+    variables = kind.prepare(Call(name, logits, mask=mask))
+    with torch.no_grad():
+        loss = f(kind.sample(variables.logits, kind.likeliest(variables.logits)))
+    check_loss(name, loss, kind.variables_shape(logits))
+    return math.prod(logits.shape[loss.ndim :])
+
+
+def _check_callable(name: str, estimator: object) -> None:
+    if not callable(estimator):
+        raise TypeError(
+            f"{name}: expected estimator to be a name in discretegrad.ESTIMATORS, a row, a sampler "
+            f"of discretegrad, or a callable with the arguments of discretegrad.reinforce, got "
+            f"{type(estimator).__name__}"
+        )
+    if isinstance(estimator, type):
+        raise TypeError(
+            f"{name}: expected an estimator object, got the class {estimator.__name__}. Make one "
+            "once, so that it can learn, and pass that."
+        )

@@ -1,0 +1,191 @@
+r"""What a distribution must give so that every estimator works on it.
+
+A family is a distribution with natural parameters l, the logits. Every closed form of the library
+is written with three things that it gives: the sample z, its mean $\mu(l)$, and the product
+$C(l)\, g$ with $C = \partial\mu / \partial l$, which is also the covariance of z. The score, the
+gradient of the log-probability of z, is $z - \mu(l)$ in every family.
+
+Three forms of the same thing appear below:
+
+- *drawn*: a draw in the shortest form, an index (..., 1) for categories, booleans for bits;
+- *sample*: the draw as f gets it, one-hot or zeros and ones, in the dtype of the logits;
+- *point*: where mean and covariance are taken, in the form that computes both without
+  cancellation: probabilities for categories, log-odds for bits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._types import Call, Method, Temperature
+
+
+class Variables(NamedTuple):
+    """Random variables, checked and in one layout: the axes of a single variable come last."""
+
+    logits: Tensor
+    """Attached to the graph; -inf where a category, or the value 1, is excluded."""
+    point: Tensor
+    """The point of the logits themselves: a constant, float32 or float64."""
+    tau: Temperature
+    """A number, or a constant tensor that broadcasts against the logits."""
+    dim: int
+    """Where the user's category axis was."""
+
+
+class Family(ABC):
+    """One kind of random variable. Its objects hold no state that changes."""
+
+    name: ClassVar[str]
+    noise: ClassVar[str]
+    """The distribution of the noise that perturbs logits, for messages."""
+    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({})
+    """Faster forms of an estimator's formula, by its name, with the arguments of the formula."""
+
+    # --- from a call to a draw
+
+    @abstractmethod
+    def check(self, call: Call, *, learnable_tau: bool = False) -> None:
+        """Check types and shapes of what a user passed in."""
+
+    @abstractmethod
+    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
+        """Check what a user passed in and bring it into one layout."""
+
+    @abstractmethod
+    def check_values(self, name: str, variables: Variables) -> None:
+        """Refuse logits of which no draw can be made; a draw does so by itself."""
+
+    @abstractmethod
+    def draw(self, call: Call, variables: Variables, count: int | None = None) -> Tensor:
+        """One draw of every variable, or ``count`` of them along a new first axis."""
+
+    @abstractmethod
+    def accept(
+        self, name: str, variables: Variables, given: Tensor, count: int | None = None
+    ) -> Tensor:
+        """A user's draw, or ``count`` of them along the first axis, in the form of ``draw``."""
+
+    @abstractmethod
+    def sample(self, logits: Tensor, drawn: Tensor) -> Tensor:
+        """The sample of a draw, in the dtype of the logits."""
+
+    @abstractmethod
+    def restore(self, x: Tensor, dim: int) -> Tensor:
+        """Something of the shape of a sample, in the user's layout."""
+
+    # --- moments
+
+    @abstractmethod
+    def natural(self, variables: Variables) -> Tensor:
+        """The logits as constants, shifted so that no temperature makes them overflow."""
+
+    @abstractmethod
+    def point(self, natural: Tensor) -> Tensor:
+        """The point of natural parameters."""
+
+    @abstractmethod
+    def mean(self, point: Tensor) -> Tensor:
+        """The mean of a sample."""
+
+    @abstractmethod
+    def covariance(self, point: Tensor, g: Tensor) -> Tensor:
+        """The covariance of a sample times ``g``."""
+
+    @abstractmethod
+    def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The sample minus its mean."""
+
+    @abstractmethod
+    def dot(self, x: Tensor, y: Tensor) -> Tensor:
+        """The inner product over the entries of one variable, which are kept with size 1."""
+
+    @abstractmethod
+    def centre(self, g: Tensor, drawn: Tensor) -> Tensor:
+        """``g``, shifted by what no covariance feels so that its entry at the draw is zero."""
+
+    @abstractmethod
+    def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of the draw."""
+
+    def tempered(self, variables: Variables) -> Tensor:
+        """The point of ``logits / tau``."""
+        tau = variables.tau
+        if not isinstance(tau, Tensor) and tau == 1:
+            return variables.point
+        return self.point(self.natural(variables) / tau)
+
+    # --- noise that perturbs the logits, given the draw that it selects
+
+    @abstractmethod
+    def draw_noise(
+        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
+    ) -> Tensor:
+        """Noise of the shape of a point for ``perturbed``, or ``count`` times along a new axis."""
+
+    @abstractmethod
+    def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
+        """The same as a function of one seed per variable, for draws ``first`` to
+        ``first + count``, along a new first axis."""
+
+    @abstractmethod
+    def accept_noise(self, name: str, noise: Tensor, like: Tensor) -> Tensor:
+        """A user's noise, its values checked, as a constant in the dtype of ``like``."""
+
+    @abstractmethod
+    def scale(self, variables: Variables) -> Tensor:
+        """What ``perturbed`` needs to know of the logits."""
+
+    @abstractmethod
+    def perturbed(self, scale: Tensor, drawn: Tensor, noise: Tensor) -> Tensor:
+        """Natural parameters of the relaxed sample: logits plus noise that selects the draw."""
+
+    @abstractmethod
+    def relaxed(self, natural: Tensor) -> Tensor:
+        """The mean of natural parameters, differentiable as often as one likes."""
+
+    @abstractmethod
+    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
+        """A gradient ``g`` at ``perturbed``, taken back to the logits: the noise stays where it is
+        when the logits move."""
+
+    @abstractmethod
+    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
+        """The same with the draw fixed: the perturbed logits follow their distribution given it."""
+
+    # --- for score functions and enumeration
+
+    @abstractmethod
+    def variables_shape(self, logits: Tensor) -> torch.Size:
+        """The shape of the logits without the axes of a single variable."""
+
+    @abstractmethod
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """The draw of the highest probability."""
+
+    @abstractmethod
+    def outcomes(self, logits: Tensor) -> int:
+        """How many values one variable has."""
+
+    @abstractmethod
+    def outcome(self, digits: Tensor, logits: Tensor) -> Tensor:
+        """Samples by the numbers of their values, in the dtype of the logits."""
+
+    @abstractmethod
+    def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
+        """The log-probability of each variable's value, attached to the logits."""
+
+    # --- kernels
+
+    @abstractmethod
+    def launch(
+        self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
+    ) -> Tensor:
+        """The sample with its gradient, by a Triton kernel."""
+
+    def __repr__(self) -> str:
+        return f"family {self.name!r}"

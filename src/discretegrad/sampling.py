@@ -1,0 +1,173 @@
+"""The one path of every sampler: check, draw or take the given draw, attach the gradient.
+
+What differs between samplers is a ``Rule``: the formula of the gradient, and what a kernel calls
+it. ``sample`` makes the dense sample of it, ``sample_index`` the index form.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._attach import Vjp, attach_sample
+from ._checks import check_noise, warn_of_small_tau
+from ._types import Backend, Call, Method, Temperature
+from .families import Family, FamilyLike, Variables, get_family
+from .kernels.dispatch import choose_backend
+from .select import Handle
+
+
+class Gradient(NamedTuple):
+    """How a draw gets its gradient: ``vjp(g, drawn, *saved)`` for the gradient g at the sample."""
+
+    vjp: Vjp
+    """The formula; numbers are bound to it with ``functools.partial``."""
+    saved: tuple[Tensor, ...]
+    """Constant tensors with the leading axes of the logits."""
+
+
+class Draw(NamedTuple):
+    """What a formula is given: variables of a family and a draw of them."""
+
+    family: Family
+    variables: Variables
+    drawn: Tensor
+    noise: Tensor | None = None
+    """What the rule's ``draw_noise`` or ``accept_noise`` made, for rules that have them."""
+
+
+class Rule(NamedTuple):
+    """What is special to one sampler."""
+
+    name: str
+    formula: Callable[[Draw], Gradient]
+    kernel: Method | None = None
+    """What the kernels call the same formula; None if they do not have it."""
+    draw_noise: Callable[[Draw, torch.Generator | None], Tensor] | None = None
+    """For formulas with noise besides the draw: new noise, given the draw."""
+    accept_noise: Callable[[Draw, "Request"], Tensor] | None = None
+    """The same from the user's ``noise`` or ``seed``."""
+    least_tau: float = 0.0
+    """A temperature below this is unusual enough for a warning."""
+
+
+class Request(NamedTuple):
+    """A user's call of a sampler."""
+
+    logits: Tensor
+    tau: Temperature = 1.0
+    family: FamilyLike = "categorical"
+    given: Tensor | None = None
+    noise: Tensor | None = None
+    seed: Tensor | None = None
+    dim: int = -1
+    mask: Tensor | None = None
+    generator: torch.Generator | None = None
+    backend: Backend = "auto"
+
+
+def sample(rule: Rule, request: Request) -> Tensor:
+    """Samples of the shape of the logits with the gradient of the rule."""
+    if _uses_kernel(rule, request):
+        assert rule.kernel is not None
+        family = get_family(rule.name, request.family)
+        return family.launch(_call(rule, request), rule.kernel, request.given, request.seed)
+    draw = draw_for(rule, request)
+    family, variables, drawn, _ = draw
+    vjp, saved = rule.formula(draw)
+    attached = attach_sample(family.sample, vjp, variables.logits, drawn, *saved)
+    return family.restore(attached, variables.dim)
+
+
+def index_form(rule: Rule, request: Request) -> tuple[Tensor, Handle]:
+    """The drawn categories, and a handle that carries their gradient to ``select``."""
+    if _uses_kernel(rule, request):
+        from .kernels import samplers
+
+        assert rule.kernel is not None
+        return samplers.index_form(_call(rule, request), rule.kernel)
+    draw = draw_for(rule, request)
+    vjp, saved = rule.formula(draw)
+    logits, index = draw.variables.logits, draw.drawn.squeeze(-1)
+    return index, Handle(logits, index, vjp, logits.dtype, (draw.drawn, *saved))
+
+
+def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Draw:
+    """A new draw, or the one that the user gave, with the noise that the rule needs."""
+    family, call = get_family(rule.name, request.family), _call(rule, request)
+    variables = family.prepare(call, learnable_tau=learnable_tau)
+    if request.given is None:
+        drawn = family.draw(call, variables)
+    else:
+        drawn = family.accept(rule.name, variables, request.given)
+    draw = Draw(family, variables, drawn)
+    if rule.draw_noise is None:
+        return draw
+    if request.noise is None and request.seed is None:
+        return draw._replace(noise=rule.draw_noise(draw, request.generator))
+    if request.given is None:
+        raise ValueError(
+            f"{rule.name}: expected given= beside noise= or seed=, which belong to a draw, got "
+            "none. Pass the draw, or leave them out to draw everything here."
+        )
+    assert rule.accept_noise is not None
+    return draw._replace(noise=rule.accept_noise(draw, request))
+
+
+def jacobian_at(draw: Draw, natural: Tensor | None = None) -> Gradient:
+    """The gradient of the mean at ``natural / tau``: ``C(natural / tau) g / tau``.
+
+    Without ``natural``, at the logits themselves.
+    """
+    family, variables = draw.family, draw.variables
+    tau = variables.tau
+    point = family.tempered(variables) if natural is None else family.point(natural / tau)
+    if isinstance(tau, Tensor):
+        return Gradient(partial(_jacobian, family), (point, tau))
+    return Gradient(partial(_jacobian, family, tau=tau), (point,))
+
+
+def _jacobian(family: Family, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature) -> Tensor:
+    return family.covariance(point, family.centre(g, drawn)).div_(tau)
+
+
+def given_noise(name: str, draw: Draw, noise: Tensor | None, *, draws: bool = False) -> Tensor:
+    """A user's noise with the axes of a variable last, and the axis of draws, if any, first."""
+    family, variables = draw.family, draw.variables
+    dim = variables.dim
+    shape = family.restore(variables.point, dim).shape
+    assert noise is not None
+    check_noise(name, noise, (-1, *shape) if draws else tuple(shape), family.noise)
+    noise = family.accept_noise(name, noise, variables.point)
+    return noise if dim == -1 else noise.movedim(dim if dim < 0 else dim + draws, -1)
+
+
+def _call(rule: Rule, request: Request) -> Call:
+    tau = request.tau
+    if rule.least_tau and not isinstance(tau, Tensor):
+        warn_of_small_tau(rule.name, tau, rule.least_tau)
+    return Call(rule.name, request.logits, tau, request.dim, request.mask, request.generator)
+
+
+def _uses_kernel(rule: Rule, request: Request) -> bool:
+    backend, logits = request.backend, request.logits
+    # first what is true of nearly every call on a CPU, where a call takes microseconds
+    if backend == "auto" and not (isinstance(logits, Tensor) and logits.is_cuda):
+        return False
+    return choose_backend(rule.name, logits, backend, _lacking(rule, request)) == "triton"
+
+
+def _lacking(rule: Rule, request: Request) -> str:
+    """What the call asks for and no kernel does."""
+    if rule.kernel is None:
+        return f"the formula of {rule.name}"
+    if request.noise is not None:
+        return "noise that is given"
+    if request.seed is not None:
+        if get_family(rule.name, request.family).name != "categorical":
+            return "seeds for each member but for categories"
+        if request.dim not in (-1, request.logits.ndim - 1):
+            return "seeds with a category axis that is not the last"
+    return ""
