@@ -28,7 +28,7 @@ from cases import (
     each,
     each_family,
 )
-from discretegrad import ESTIMATORS, _seeded, reinmax
+from discretegrad import ESTIMATORS, _random, _seeded, reinmax
 from discretegrad.families import FAMILIES as FAMILY_OBJECTS
 from discretegrad.kernels import dispatch
 from discretegrad.testing import (
@@ -584,11 +584,16 @@ def test_seeds_stand_for_noise(case):
     logits, seed = normal(3, 5, 4), seeds(3)
     given = case.draw(logits)["given"]
     drawn = given.unsqueeze(-1) if case.categorical else given
-    family = FAMILY_OBJECTS[case.family]
-    noise = family.seeded_noise(_seeded.row_seeds(seed, drawn), 0, 3, logits)
-    logits.requires_grad_()
-    expected = gradient(case.sample(logits, 0.7, given=given, noise=noise), logits)
-    assert_close(gradient(case.sample(logits, 0.7, given=given, seed=seed), logits), expected)
+    # a seed for each member, and the seeds that a generator gives
+    from_generator = _random.draw_seeds(drawn.shape, drawn.device, seeded(5))
+    for row_seeds, arguments in (
+        (_seeded.row_seeds(seed, drawn), {"seed": seed}),
+        (from_generator, {"generator": seeded(5)}),
+    ):
+        noise = FAMILY_OBJECTS[case.family].seeded_noise(row_seeds, 0, 3, logits)
+        leaf = logits.clone().requires_grad_()
+        expected = gradient(case.sample(leaf, 0.7, given=given, noise=noise), leaf)
+        assert_close(gradient(case.sample(leaf, 0.7, given=given, **arguments), leaf), expected)
 
 
 # --- the registry
