@@ -8,6 +8,9 @@ and ``diagnose`` compares them on a problem of your own.
 
 from ._checks import set_checks as set_checks
 from ._row import Estimator as Estimator
+from .diagnose import Diagnosis as Diagnosis
+from .diagnose import DiagnosisRow as DiagnosisRow
+from .diagnose import diagnose as diagnose
 from .estimators.arms import arms as arms
 from .estimators.disarm import disarm as disarm
 from .estimators.disarm_tree import disarm_tree as disarm_tree
