@@ -32,6 +32,7 @@ from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation
 from .families import Family as Family
 from .kernels.dispatch import BackendUnavailable as BackendUnavailable
+from .linear_select import linear_select as linear_select
 from .objects import ControlNetwork as ControlNetwork
 from .objects import DoubleCV as DoubleCV
 from .objects import MuProp as MuProp
