@@ -194,9 +194,9 @@ def test_a_row_of_nan_stays_in_range_and_alone(n):
 
 
 def test_auto_uses_the_kernels_where_it_can():
-    assert dispatch.choose("reinmax", torch.zeros(3, device=DEVICE), "auto") == "triton"
-    assert dispatch.choose("reinmax", torch.zeros(3).double().to(DEVICE), "auto") == "torch"
-    assert dispatch.choose("reinmax", torch.zeros(3), "auto") == "torch"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3, device=DEVICE), "auto") == "triton"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3).double().to(DEVICE), "auto") == "torch"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3), "auto") == "torch"
     with pytest.raises(discretegrad.BackendUnavailable, match="the logits are on 'cpu'"):
         discretegrad.reinmax(torch.zeros(3), backend="triton")
 
