@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import discretegrad
+from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
-PAGES = ("choosing-an-estimator.md",)
+PAGES = ("choosing-an-estimator.md", "theory.md")
 _BLOCK = re.compile(
     r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
 )
@@ -57,6 +58,7 @@ def tables() -> dict[str, str]:
         "steepness": _by_steepness(measured),
         "sharpness": _by_sharpness(measured),
         "paper_temperatures": _paper_temperatures(),
+        "cold": _cold(measured),
     }
 
 
@@ -66,7 +68,7 @@ def _estimators() -> str:
             f"[`{row.name}`](api/samplers.md#discretegrad.{row.name})",
             row.label,
             row.bias,
-            "yes" if row.noise else "no",
+            "yes" if row.takes else "no",
             ", ".join(f"`{name}={value!r}`" for name, value in row.options.items()) or "none",
             row.temperature,
             row.reference,
@@ -91,9 +93,9 @@ def _estimators() -> str:
 def _scores() -> str:
     rows = [
         [
-            f"[`{row.name}`](api/score-functions.md#{_address(row)})",
+            f"[`{row.name}`](api/score-functions.md#discretegrad.{row.name})",
             row.label,
-            " and ".join(row.families),
+            " and ".join(row.families or FAMILIES),
             str(row.min_samples) if row.evaluations else "-",
             _count(row.evaluations, row.extra_evaluations),
             _count(row.slopes, row.extra_slopes),
@@ -116,12 +118,6 @@ def _scores() -> str:
         ],
         rows,
     )
-
-
-def _address(row: discretegrad.Estimator) -> str:
-    function = next(iter(row.functions.values()))
-    inside = "bernoulli." if ".bernoulli." in function.__module__ else ""
-    return f"discretegrad.{inside}{row.name}"
 
 
 def _count(per_sample: int | None, extra: int) -> str:
@@ -193,6 +189,21 @@ def _by_sharpness(measured: Sequence[Mapping[str, str]]) -> str:
         found = [_find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")]
         rows.append([label, *(f"{float(row['deviation']):.2f}" for row in found)])
     return _table(["Deviation at tau 1", "logits", "2 logits", "4 logits"], rows)
+
+
+def _cold(measured: Sequence[Mapping[str, str]]) -> str:
+    """Gumbel-Rao at temperatures near 0 beside ReinMax at 1."""
+    functions = (*_POLYNOMIALS, _NETWORKS[0.5])
+    rows = []
+    for label, tau in (
+        ("GR-MCK, 100 draws", "0.1"),
+        ("GR-MCK, 100 draws", "0.01"),
+        ("GR-MCK, 100 draws", "0.001"),
+        ("ReinMax", "1.0"),
+    ):
+        cells = [_find(measured, label.split(",")[0], tau, f)["deviation"] for f in functions]
+        rows.append([label, tau, *(f"{float(cell):.2f}" for cell in cells)])
+    return _table(["Deviation of one estimate", "tau", *_POLYNOMIALS, "network"], rows)
 
 
 def _paper_temperatures() -> str:
