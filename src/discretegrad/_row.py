@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -35,7 +36,9 @@ class Estimator:
     bibtex: str
     """Citation."""
     families: tuple[str, ...] = BOTH
-    """Names of the kinds of variable that it works on; none stands for every kind."""
+    """Names of the kinds of variable that it works on."""
+    any_family: bool = False
+    """Whether it needs only what every family gives, and so works on families of your own too."""
     rule: Callable[..., Rule] | None = None
     """For samplers: from the options in ``options`` to the rule of the gradient."""
     takes: tuple[str, ...] = ()
@@ -49,7 +52,7 @@ class Estimator:
     """The bias in words."""
     temperature: str = "none"
     """Sensible temperatures."""
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Its own keyword arguments with their defaults."""
     evaluations: int | None = 1
     """Evaluations of f for each sample; None stands for all joint outcomes."""
@@ -64,15 +67,15 @@ class Estimator:
     module: type[nn.Module] | None = None
     """The estimator object that keeps what it learns, if it can learn."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Estimator":
         return self  # immutable, and so is all it holds
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        from .registry import ESTIMATORS, get
-
-        if ESTIMATORS.get(self.name) is self:
-            return get, (self.name,)
-        return super().__reduce__()
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by name: the file that its function is in has it as ROW
+        return _row_of, (self.function.__module__,)
 
     @property
     def needs_grad_f(self) -> bool:
@@ -81,7 +84,7 @@ class Estimator:
 
     def works_on(self, family: Family) -> bool:
         """Whether it is defined for this kind of variable."""
-        return not self.families or family.name in self.families
+        return self.any_family or family.name in self.families
 
     def cost(self, num_samples: int) -> tuple[int, int] | None:
         """Evaluations of f and of its gradient with respect to the sample for one estimate.
@@ -95,6 +98,11 @@ class Estimator:
             self.evaluations * num_samples + self.extra_evaluations,
             self.slopes * num_samples + self.extra_slopes,
         )
+
+
+def _row_of(module: str) -> Estimator:
+    row: Estimator = import_module(module).ROW
+    return row
 
 
 def sampler_row(**row: Any) -> Estimator:

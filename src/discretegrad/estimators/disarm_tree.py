@@ -4,8 +4,6 @@ Dong et al., "Coupled Gradient Estimators for Discrete Latent Variables", NeurIP
 arXiv:2106.08056
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -110,7 +108,7 @@ ROW = score_row(
     label="DisARM-Tree",
     function=disarm_tree,
     families=("categorical",),
-    options=MappingProxyType({"tree": "balanced"}),
+    options={"tree": "balanced"},
     min_samples=2,
     reference="Dong et al. 2021, arXiv:2106.08056",
     bibtex="""@inproceedings{dong2021coupled,

@@ -4,8 +4,6 @@ Titsias and Shi, "Double Control Variates for Gradient Estimation in Discrete La
 Models", AISTATS 2022. arXiv:2111.05300
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -92,7 +90,7 @@ ROW = score_row(
     label="Double CV",
     function=double_cv,
     families=("bernoulli",),
-    options=MappingProxyType({"alpha": -1.0}),
+    options={"alpha": -1.0},
     min_samples=2,
     slopes=1,
     module=DoubleCV,

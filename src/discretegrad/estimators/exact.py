@@ -1,7 +1,5 @@
 """The exact gradient as an estimator like the others: no sample, no variance, all outcomes."""
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -70,7 +68,7 @@ ROW = score_row(
     label="exact",
     function=exact,
     families=(),
-    options=MappingProxyType({"max_outcomes": MAX_OUTCOMES, "chunk_size": 256}),
+    options={"max_outcomes": MAX_OUTCOMES, "chunk_size": 256},
     evaluations=None,
     reference="this library",
     bibtex="""@software{discretegrad,

@@ -6,7 +6,6 @@ ICML 2022. arXiv:2206.07235
 
 import math
 from functools import partial
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -110,7 +109,7 @@ ROW = sampler_row(
     bias="depends on the gap; no noise beyond the draw",
     temperature="0.1 to 1, tuned",
     reference="Fan et al. 2022, arXiv:2206.07235",
-    options=MappingProxyType({"gap": 1.0}),
+    options={"gap": 1.0},
     bibtex="""@inproceedings{fan2022training,
   title     = {Training Discrete Deep Generative Models via Gapped Straight-Through Estimator},
   author    = {Fan, Ting-Han and Chi, Ta-Chung and Rudnicky, Alexander I. and Ramadge, Peter J.},

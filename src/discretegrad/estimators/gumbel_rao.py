@@ -1,11 +1,9 @@
 """Gumbel-Rao: straight-through Gumbel-softmax with its noise averaged out, given the draw.
 
-Paulus et al., "Rao-Blackwellizing the Straight-Through Gumbel-Softmax Gradient Estimator",
-ICLR 2021. arXiv:2010.04838
+Paulus et al., "Rao-Blackwellizing the ST Gumbel-Softmax Estimator", ICLR 2021. arXiv:2010.04838
 """
 
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -44,8 +42,7 @@ def gumbel_rao(
     Symbols: $l$ ``logits``, $\tau$ ``tau``, $K$ ``num_draws``.
 
     Properties: the bias of ``gumbel_softmax`` at the same tau, with less variance; as tau goes to
-    0 and K to infinity it tends to ``reinmax``. Time grows with K, memory does not: the noise is
-    made in backward, a piece at a time, from one seed per variable.
+    0 and K to infinity it tends to ``reinmax``. Time grows with K, memory does not.
 
     Differs from the paper's text, which differentiates through the conditional distribution of the
     noise: here it is a constant in the gradient, as in the code released with ReinMax.
@@ -91,23 +88,23 @@ def _formula(draw: Draw, num_draws: int) -> Gradient:
     vjp, saved = partial(_gradient, family, num_draws), (family.scale(variables), noise)
     if isinstance(variables.tau, Tensor):
         return Gradient(vjp, (*saved, variables.tau))
-    return Gradient(partial(vjp, tau=variables.tau), saved)
+    return Gradient(partial(vjp, number=variables.tau), saved)
 
 
 def _gradient(
-    family: Family, num_draws: int, g: Tensor, drawn: Tensor, *saved: Tensor, **number: float
+    family: Family, num_draws: int, g: Tensor, drawn: Tensor, *saved: Tensor, number: float = 1.0
 ) -> Tensor:
-    scale, source, tau = (*saved, *number.values())
+    scale, source, *per_row = saved
+    tau: Temperature = per_row[0] if per_row else number
     seeded = source.dtype == torch.int64
     count = num_draws if seeded else source.shape[-1]
     g = family.centre(g, drawn)
     total = torch.zeros_like(g)
     for first, size in chunks(count, g.numel()):
-        noise = (
-            family.seeded_noise(source, first, size, scale)
-            if seeded
-            else source.narrow(-1, first, size).movedim(-1, 0)
-        )
+        if seeded:
+            noise = family.seeded_noise(source, first, size, scale)
+        else:
+            noise = source.narrow(-1, first, size).movedim(-1, 0)
         relaxed = family.point(family.perturbed(scale, drawn, noise) / tau)
         total += family.covariance(relaxed, g).sum(0)
     return total / (count * tau)
@@ -122,13 +119,12 @@ ROW = sampler_row(
     bias="that of gumbel_softmax; tends to reinmax as tau goes to 0 and num_draws to infinity",
     temperature="0.1 to 1, tuned",
     reference="Paulus et al. 2021, arXiv:2010.04838",
-    options=MappingProxyType({"num_draws": 100}),
+    options={"num_draws": 100},
     bibtex="""@inproceedings{paulus2021rao,
   title     = {{R}ao-{B}lackwellizing the Straight-Through {G}umbel-Softmax Gradient Estimator},
   author    = {Paulus, Max B. and Maddison, Chris J. and Krause, Andreas},
   booktitle = {International Conference on Learning Representations},
   year      = {2021},
-  eprint    = {2010.04838},
-  archivePrefix = {arXiv},
+  eprint    = {2010.04838}, archivePrefix = {arXiv},
 }""",
 )

@@ -4,8 +4,6 @@ Jang et al., "Categorical Reparameterization with Gumbel-Softmax", ICLR 2017. ar
 Maddison et al., "The Concrete Distribution", ICLR 2017. arXiv:1611.00712
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -117,7 +115,7 @@ ROW = sampler_row(
     bias="falls with tau, while the variance rises",
     temperature="0.1 to 1, tuned",
     reference="Jang et al. 2017, arXiv:1611.01144",
-    options=MappingProxyType({"hard": True}),
+    options={"hard": True},
     bibtex="""@inproceedings{jang2017categorical,
   title     = {Categorical Reparameterization with {G}umbel-Softmax},
   author    = {Jang, Eric and Gu, Shixiang and Poole, Ben},

@@ -5,7 +5,6 @@ AutoRegressive Networks", ICML 2014, arXiv:1310.8499. Second: Liu et al., arXiv:
 """
 
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ ROW = sampler_row(
     bias="second order: none for quadratic f at tau 1; high variance when peaked",
     temperature="1",
     reference="Liu et al. 2023, arXiv:2304.08612, section 4.1; Gregor et al. 2014",
-    options=MappingProxyType({"order": 2, "as_released": False}),
+    options={"order": 2, "as_released": False},
     bibtex="""@inproceedings{gregor2014deep,
   title     = {Deep AutoRegressive Networks},
   author    = {Gregor, Karol and Danihelka, Ivo and Mnih, Andriy and Blundell, Charles and

@@ -4,8 +4,6 @@ Gu et al., "MuProp: Unbiased Backpropagation for Stochastic Neural Networks", IC
 arXiv:1511.05176
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -101,7 +99,7 @@ ROW = score_row(
     label="MuProp",
     function=muprop,
     families=(),
-    options=MappingProxyType({"offset": 1.0, "slope": 1.0}),
+    options={"offset": 1.0, "slope": 1.0},
     extra_evaluations=1,
     extra_slopes=1,
     module=MuProp,

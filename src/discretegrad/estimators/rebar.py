@@ -4,8 +4,6 @@ Tucker et al., "REBAR: Low-variance, unbiased gradient estimates for discrete la
 models", NeurIPS 2017. arXiv:1703.07370
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -83,7 +81,7 @@ ROW = score_row(
     takes=("noise",),
     evaluations=2,
     slopes=1,
-    options=MappingProxyType({"tau": 0.5, "scale": 1.0, "tied": True}),
+    options={"tau": 0.5, "scale": 1.0, "tied": True},
     module=Rebar,
     temperature="0.1 to 1, or learned; changes the variance only",
     reference="Tucker et al. 2017, arXiv:1703.07370",

@@ -4,8 +4,6 @@ Williams, "Simple Statistical Gradient-Following Algorithms for Connectionist Re
 Learning", Machine Learning 1992. Self-critical baseline: Rennie et al. 2017, arXiv:1612.00563
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor, nn
 
@@ -123,7 +121,7 @@ ROW = score_row(
     label="REINFORCE",
     function=reinforce,
     families=(),
-    options=MappingProxyType({"baseline": None}),
+    options={"baseline": None},
     module=Reinforce,
     reference="Williams 1992",
     bibtex="""@article{williams1992simple,

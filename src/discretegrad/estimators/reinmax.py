@@ -36,9 +36,9 @@ def reinmax(
     $$\hat\nabla = C(l/\tau)\, g - \tfrac12 C(l)\, g
     + \tfrac12 \big(g^\top (z - \mu_\tau)\big) (z - \mu_\tau) .$$
 
-    For categories this is $2 J(m)\, g - \tfrac12 J(p)\, g$ with $J(q) = \mathrm{diag}(q) - q q^\top$,
-    $p = \mathrm{softmax}(l)$ and $m = \tfrac12(\mathrm{softmax}(l/\tau) + z)$; for a bit of drawn
-    value b at ``tau=1`` it is $\tfrac12 (1 - P(b))\, g$.
+    For categories this is $2 J(m)\, g - \tfrac12 J(p)\, g$ with $p = \mathrm{softmax}(l)$,
+    $J(p) = \mathrm{diag}(p) - p p^\top$ and $m = \tfrac12(\mathrm{softmax}(l/\tau) + z)$; for a bit
+    b at ``tau=1`` it is $\tfrac12 (1 - P(b))\, g$.
 
     Symbols: $l$ ``logits``, $\tau$ ``tau``.
 
@@ -114,7 +114,7 @@ ROW = sampler_row(
     label="ReinMax",
     function=reinmax,
     rule=lambda: _RULE,
-    families=(),
+    any_family=True,
     exact_for="quadratic",
     bias="second order: none for quadratic f at tau 1",
     temperature="1 (exactness) to 1.5 (smoothness)",

@@ -4,8 +4,6 @@ Grathwohl et al., "Backpropagation through the Void: Optimizing control variates
 gradient estimation", ICLR 2018. arXiv:1711.00123
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -82,7 +80,7 @@ ROW = score_row(
     takes=("noise",),
     evaluations=3,
     slopes=2,
-    options=MappingProxyType({"control": None, "tau": 0.5, "scale": 1.0, "tied": False}),
+    options={"control": None, "tau": 0.5, "scale": 1.0, "tied": False},
     module=Relax,
     temperature="0.1 to 1, or learned; changes the variance only",
     reference="Grathwohl et al. 2018, arXiv:1711.00123",

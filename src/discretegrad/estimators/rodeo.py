@@ -3,8 +3,6 @@
 Shi et al., "Gradient Estimation with Discrete Stein Operators", NeurIPS 2022. arXiv:2202.09497
 """
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -121,7 +119,7 @@ ROW = score_row(
     label="RODEO",
     function=rodeo,
     families=("bernoulli",),
-    options=MappingProxyType({"control": None, "alpha": 0.0, "beta": 0.0}),
+    options={"control": None, "alpha": 0.0, "beta": 0.0},
     min_samples=2,
     slopes=1,
     module=Rodeo,
