@@ -166,10 +166,7 @@ class Categorical(Family):
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
         """``z - p``."""
-        shape = (*drawn.shape[:-1], point.shape[-1])
-        return (
-            (-point).expand(shape).scatter_add(-1, drawn, torch.ones_like(drawn, dtype=point.dtype))
-        )
+        return self.sample(point, drawn) - point
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over the categories."""
