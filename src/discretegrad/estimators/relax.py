@@ -55,9 +55,12 @@ def relax(
         control: r, from z of the shape of ``logits``, with samples in a leading axis, to one
             number per sample and batch element. The parameters of an ``nn.Module`` learn; see
             ``Relax``. It gets all samples at once, also without ``vectorize``.
+        tau: As for ``rebar``.
+        scale: As for ``rebar``, the weight of the relaxed f.
+        tied: As for ``rebar``.
+        noise: As for ``rebar``.
 
-    ``tau``, ``scale``, ``tied`` and ``noise`` are those of ``rebar``; the other arguments, the
-    result and the errors are those of ``reinforce``.
+    The other arguments, the result and the errors are those of ``reinforce``.
 
     Example:
         >>> import torch, discretegrad
