@@ -1,4 +1,4 @@
-"""Write the generated tables of the pages from the registry and from data/*.csv.
+"""Write the generated tables of the pages from the registry, data/*.csv and the stored results.
 
 A table stands between ``<!-- begin generated: name -->`` and ``<!-- end generated: name -->``.
 
@@ -59,6 +59,8 @@ def tables() -> dict[str, str]:
         "sharpness": _by_sharpness(measured),
         "paper_temperatures": _paper_temperatures(),
         "cold": _cold(measured),
+        "search": _search(),
+        "gapped": _gapped(),
     }
 
 
@@ -206,6 +208,36 @@ def _cold(measured: Sequence[Mapping[str, str]]) -> str:
     return _table(["Deviation of one estimate", "tau", *_POLYNOMIALS, "network"], rows)
 
 
+def _search() -> str:
+    """How far ReinMax ended above the optimum of polynomial programming, in percent."""
+    stored = _results("polynomial-temperatures")
+    taus = ("0.5", "0.7", "1.0", "1.1", "1.3", "1.5")
+    percent = {
+        (row["power"], row["target"], row["tau"]): 100
+        * (float(row["ours"]) / float(row["optimum"]) - 1)
+        for row in stored
+        if row["estimator"] == "reinmax"
+    }
+    settings = {"constant": "setting A", "spread": "setting B"}
+    rows = [
+        [f"p = {float(p):g}, {setting}", *(f"{percent[p, target, tau]:.2f}" for tau in taus)]
+        for p in ("1.5", "2.0", "3.0")
+        for target, setting in settings.items()
+    ]
+    return _table(["% above the optimum", *(f"τ = {float(tau):g}" for tau in taus)], rows)
+
+
+def _gapped() -> str:
+    """ReinMax beside GST-1.0 in the VAE of 30 variables with 10 categories."""
+    stored = {(row["metric"], row["estimator"]): row for row in _results("vae-10x30")}
+    rows = []
+    for metric, images in (("train", "training images"), ("test", "test images")):
+        pair = [stored[metric, name] for name in ("reinmax", "gst-1.0")]
+        ours = [f"{float(row['ours']):.2f} ± {float(row['half_interval']):.2f}" for row in pair]
+        rows.append([f"-ELBO, {images}", *ours, *(row["published"] for row in pair)])
+    return _table(["", "ReinMax", "GST-1.0", "ReinMax, paper", "GST-1.0, paper"], rows)
+
+
 def _paper_temperatures() -> str:
     rows = _read("paper_temperatures.csv")
     return _table(list(rows[0]), [list(row.values()) for row in rows])
@@ -233,7 +265,16 @@ def _cosine(row: Mapping[str, str]) -> str:
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with (DOCS / "data" / name).open(newline="") as file:
+    return _rows(DOCS / "data" / name)
+
+
+def _results(recipe: str) -> list[dict[str, str]]:
+    """What ``discretegrad report`` wrote of a recipe."""
+    return _rows(DOCS.parent / "results" / recipe / "table.csv")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
