@@ -17,22 +17,38 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
-from cases import TOLERANCES, normal, seeded
 from discretegrad import (
     ESTIMATORS,
     ControlNetwork,
+    DoubleCV,
     Estimator,
     MuProp,
     Rebar,
     Reinforce,
     Relax,
-    bernoulli,
+    Rodeo,
     exact_expectation,
     expectation,
+    reinmax,
+    rodeo,
 )
+from discretegrad.expectation import make_object
 
 INF, NAN = math.inf, math.nan
+# for one formula computed along two paths
+TOLERANCES = {
+    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
+}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
 
 
 def joint_control(axes: int) -> Callable[[Tensor], Tensor]:
@@ -313,7 +329,7 @@ def test_value_without_samples_is_the_expectation(case):
 @each(SCORE)
 def test_front_function_and_row_are_the_same(case):
     problem = Problem(case)
-    function, options = case.row.functions[case.family], case.options(problem)
+    function, options = case.row.function, case.options(problem)
     ways = [
         case.run(problem, generator=seeded(1)),
         case.run(problem, estimator=case.row, generator=seeded(1)),
@@ -335,95 +351,126 @@ def test_front_function_and_row_are_the_same(case):
             assert torch.equal(actual, wanted)
 
 
-@each([case for case in DEFAULTS if case.row.kind == "score"])
-def test_function_has_the_defaults_that_the_table_says(case):
-    function = case.row.functions[case.family]
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind == parameter.KEYWORD_ONLY
-    }
-    shared = {"num_samples", "family", "mask", "generator", "vectorize"}
-    assert shared < set(defaults) or shared == set(defaults)
-    assert defaults["num_samples"] == case.row.min_samples
-    assert defaults["family"] == (
-        "categorical" if "categorical" in case.row.families else "bernoulli"
-    )
-    assert {name: defaults[name] for name in set(defaults) - shared} == dict(case.row.options)
+def as_given(case: Case, samples: Sequence[Tensor]) -> Tensor:
+    """Samples in the form in which they are given."""
+    samples = torch.stack(list(samples))
+    return samples.argmax(-1) if case.categorical else samples
 
 
-TAKES_SAMPLES = [case for case in SCORE if "samples" in case.row.options]
-
-
-@each(TAKES_SAMPLES)
-def test_samples_that_were_drawn_elsewhere(case):
+@each([case for case in SAMPLED if not case.row.takes])
+def test_draws_that_were_made_elsewhere(case):
     problem = Problem(case)
     f = Recorder(problem.f)
-    drawn = case.run(problem, f, generator=seeded(1))
-    expected = problem.backward(drawn)
-    samples = torch.stack(f.seen[: case.count])
-    before = torch.get_rng_state()
+    drawn = case.run(problem, f, num_samples=4, generator=seeded(1))
+    given = as_given(case, f.seen[:4])
+    expected, before = problem.backward(drawn), torch.get_rng_state()
     # whatever says which of two values it is
-    for given in (samples, samples.bool(), samples.clone().requires_grad_()):
-        again = case.run(problem, samples=given)
-        assert torch.equal(again, drawn)
-        for actual, wanted in zip(problem.backward(again), expected, strict=True):
-            assert torch.equal(actual, wanted)
+    forms = [given] if case.categorical else [given, given.bool(), given.clone().requires_grad_()]
+    for form in forms:
+        for count in (None, 4):
+            again = case.run(problem, num_samples=count, given=form)
+            assert torch.equal(again, drawn)
+            for actual, wanted in zip(problem.backward(again), expected, strict=True):
+                assert torch.equal(actual, wanted)
     assert torch.equal(torch.get_rng_state(), before)
-    other = case.run(problem, samples=samples.roll(1, 1))
-    assert not torch.equal(other, drawn)
+    if case.row.name not in COUPLED:
+        other = case.run(problem, num_samples=4, given=given.roll(1, 1))
+        assert not torch.equal(other, drawn)
 
 
-@each(TAKES_SAMPLES)
-def test_samples_that_do_not_fit(case):
+RELAXED = [case for case in SCORE if case.row.takes]
+
+
+@each(RELAXED)
+def test_draws_and_noise_that_were_made_elsewhere(case):
     problem = Problem(case)
-    shape = (case.count, *problem.logits.shape)
-    for samples in (torch.zeros(shape[1:]), torch.zeros(case.count + 1, *shape[1:])):
-        with pytest.raises(
-            ValueError, match=re.escape(f"= {shape} on cpu, got {tuple(samples.shape)}")
-        ):
-            case.run(problem, samples=samples)
-    for samples in ([0.0], torch.zeros(shape, dtype=torch.complex64)):
-        with pytest.raises(TypeError, match="expected samples to be a tensor of real numbers, got"):
-            case.run(problem, samples=samples)
+    f = Recorder(problem.f)
+    drawn = case.run(problem, f, num_samples=3, generator=seeded(1))
+    given = as_given(case, f.seen[:3])
+    # the same numbers: those of the draw come first
+    generator, shape = seeded(1), (3, *problem.logits.shape)
+    torch.rand((3, *given.shape[1:]), generator=generator, dtype=torch.float64)
+    tied = case.options(problem).get("tied", case.row.options["tied"])
+    uniform = torch.stack(
+        [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2 - tied)]
+    )
+    noise = -torch.log1p(-uniform) if case.categorical else uniform.logit()
+    noise = noise[0] if tied else noise
+    again = case.run(problem, num_samples=None, given=given, noise=noise)
+    assert torch.equal(again, drawn)
+    for actual, wanted in zip(problem.backward(again), problem.backward(drawn), strict=True):
+        assert_close(actual, wanted)
+    # the noise may be drawn here all the same
+    assert torch.equal(case.run(problem, num_samples=None, given=given), drawn)
+    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given= beside noise="):
+        case.run(problem, noise=noise)
+    for wrong, error, message in (
+        (noise[:1], ValueError, rf"noise of shape \({', '.join(map(str, noise.shape))}\), got"),
+        (-noise.abs() if case.categorical else noise * NAN, ValueError, "finite .* noise, got"),
+        (3.0, TypeError, "noise to be a floating-point tensor, got float"),
+    ):
+        with pytest.raises(error, match=f"^{case.row.name}: expected .*{message}"):
+            case.run(problem, num_samples=None, given=given, noise=wrong)
 
 
-@each(TAKES_SAMPLES)
-def test_samples_that_nobody_can_draw(case):
+@each(SAMPLED)
+def test_draws_that_do_not_fit(case):
     problem = Problem(case)
     good = torch.zeros(case.count, *problem.logits.shape)
-    if case.categorical:
-        good[..., 1] = 1
-        for samples in (torch.zeros_like(good), torch.ones_like(good)):
-            with pytest.raises(ValueError, match="expected one-hot samples, got rows without a 1"):
-                case.run(problem, samples=samples)
-    for value in (0.5, 2.0, NAN):
-        samples = good.clone()
-        samples[0, 0, 0] = value
-        with pytest.raises(ValueError, match="expected samples of zeros and ones, got other"):
-            case.run(problem, samples=samples)
+    good = good[..., 0].long() if case.categorical else good
+    for given in (good[0], torch.cat([good, good])):
+        with pytest.raises(
+            ValueError, match=re.escape(f"on cpu, got {tuple(given.shape)} on cpu")
+        ):
+            case.run(problem, given=given)
+    for given in ([0.0], good.to(torch.complex64)):
+        with pytest.raises(TypeError, match=f"^{case.row.name}: expected given to be a"):
+            case.run(problem, given=given)
+
+
+@each(SAMPLED)
+def test_draws_that_nobody_can_make(case):
+    problem = Problem(case)
+    good = torch.zeros(case.count, *problem.logits.shape)
+    good = good[..., 0].long() if case.categorical else good
+    for value in (-1, 3) if case.categorical else (0.5, 2.0, NAN):
+        given = good.clone()
+        given[0, 0, 0] = value
+        with pytest.raises(ValueError, match=r"expected (every )?given (categories in|value to)"):
+            case.run(problem, given=given)
     mask = torch.ones_like(problem.logits, dtype=torch.bool)
-    mask[0, 0] = good[0, 0, 0] == 0 if case.categorical else False
-    assert case.run(problem, samples=good * mask if not case.categorical else good).isfinite().all()
-    samples = good if case.categorical else torch.ones_like(good)
-    with pytest.raises(ValueError, match="got one that the mask or a -inf logit excludes"):
-        case.run(problem, samples=samples, mask=mask)
+    mask[0, 0] = torch.arange(3) > 0 if case.categorical else False
+    with pytest.raises(ValueError, match=r"expected given (categories|values) that are"):
+        case.run(problem, given=good if case.categorical else 1 - good, mask=mask)
+
+
+@each([case for case in CASES if case.row.name in ("disarm", "disarm_tree")])
+def test_pairs_that_are_not_antithetic(case):
+    """Partners never take the less likely of two values both."""
+    problem = Problem(case)
+    with torch.no_grad():
+        problem.logits[:] = torch.tensor([2.0, 1.0, 0.0]) if case.categorical else -1.0
+    good = torch.zeros(2, *problem.logits.shape)
+    good = good[..., 0].long() if case.categorical else good
+    assert case.run(problem, given=good).isfinite().all()
+    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given to hold antithetic"):
+        case.run(problem, given=good + (2 if case.categorical else 1))
 
 
 def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
     logits = normal(3, 2, 4, dtype=torch.float64)
     weights = [torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64) * s for s in (1, 2)]
     target = normal(4, seed=1, dtype=torch.float64)
-    samples = (normal(2, 3, 2, 4, seed=2) > 0).double()
+    given = (normal(2, 3, 2, 4, seed=2) > 0).double()
     found = []
     for rows in ([slice(0, 3)], [slice(n, n + 1) for n in range(3)]):
         leaves = [x.clone().requires_grad_() for x in (logits, *weights)]
         for row in rows:
             alpha, beta = (w[row] if len(rows) == 1 else w[row.start] for w in leaves[1:])
-            loss = bernoulli.rodeo(
+            loss = rodeo(
                 leaves[0][row],
                 lambda b: ((b - target) ** 3).sum(-1),
-                samples=samples[:, row],
+                given=given[:, row],
                 control=stein_control,
                 alpha=alpha,
                 beta=beta,
@@ -437,7 +484,7 @@ def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
 @pytest.mark.parametrize("shape", [(2,), (3, 2, 4), (3, 2, 4, 1)])
 def test_rodeo_with_weights_that_do_not_fit(shape):
     with pytest.raises(ValueError, match=r"alpha to be .*, or with one for the first axes of \(3"):
-        bernoulli.rodeo(
+        rodeo(
             torch.zeros(3, 2, 4, requires_grad=True),
             lambda b: b.sum(-1),
             control=stein_control,
@@ -613,7 +660,7 @@ def test_alternatives_without_a_slope_are_those_of_the_table():
         expectation(problem.logits, not_differentiable, "reinmax")
     named = str(caught.value).split("values of f only: ")[1]
     free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
-    words = named.rstrip(".").replace(" or ", ", ").replace("bernoulli.", "").split(", ")
+    words = named.rstrip(".").replace(" or ", ", ").split(", ")
     assert set(words) == free
 
 
@@ -818,7 +865,7 @@ def test_mask_broadcasts(case):
 @each(WITH_TAU)
 def test_tensor_tau_has_one_temperature_for_each_variable(case):
     problem = Problem(case)
-    taus = torch.tensor([0.4, 0.9, 1.0, 1.6], dtype=torch.float64)
+    taus = torch.tensor([0.6, 0.9, 1.0, 1.6], dtype=torch.float64)
     rows = taus.reshape(-1, *[1] * len(problem.consumed))
     result = case.run(problem, tau=rows, generator=seeded(1))
     to_logits, _ = problem.backward(result)
@@ -1186,7 +1233,7 @@ def test_result_does_not_depend_on_the_number_of_threads(case):
 # how an estimator object is made for joint samples of a size; by default without arguments
 MAKERS: Mapping[type[nn.Module], Callable[[int], nn.Module]] = {
     Relax: lambda size: Relax(ControlNetwork(size, hidden=4)),
-    bernoulli.Rodeo: lambda size: bernoulli.Rodeo(4, alpha=0.3, beta=-0.2),
+    Rodeo: lambda size: Rodeo(4, alpha=0.3, beta=-0.2),
 }
 
 
@@ -1441,14 +1488,6 @@ def names(family):
 
 
 BITS, CATEGORIES = torch.zeros(5, 2), torch.zeros(5, 2, 3)
-TOO_FEW = {
-    "leave_one_out": r"reinforce, or a sampler such as reinmax",
-    "disarm": r"reinforce, or a sampler such as reinmax",
-    "disarm_tree": r"reinforce, or a sampler such as reinmax",
-    "arms": r"reinforce, or a sampler such as bernoulli\.reinmax",
-    "double_cv": r"muprop or rebar",
-    "rodeo": r"relax, rebar or muprop",
-}
 BAD = [
     Bad(
         "unknown name",
@@ -1459,8 +1498,9 @@ BAD = [
     Bad(
         "estimator of a wrong type",
         TypeError,
-        r"expectation: expected estimator to be a name in discretegrad\.ESTIMATORS, a row of it, "
-        r"or a callable, got int",
+        r"expectation: expected estimator to be a name in discretegrad\.ESTIMATORS, a row, a "
+        r"sampler of discretegrad, or a callable with the arguments of discretegrad\.reinforce, "
+        r"got int",
         3,
     ),
     *[
@@ -1471,39 +1511,31 @@ BAD = [
             r"once, so that it can learn, and pass that\.",
             made,
         )
-        for made in (Reinforce, Relax, MuProp, Rebar, bernoulli.DoubleCV, bernoulli.Rodeo)
+        for made in (Reinforce, Relax, MuProp, Rebar, DoubleCV, Rodeo)
     ],
     *[
         Bad(
-            f"{row.name} on {family} variables",
+            f"{row.name} on {family} variables, by {way}",
             ValueError,
-            rf"expectation: expected an estimator for family='{family}', got '{row.name}', which "
-            rf"is for {row.families[0]} variables only\. For this family use one of "
-            rf"{names(family)}\.",
-            row.name,
+            rf"{row.name}: expected family='{row.families[0]}', which it is defined for, got "
+            rf"'{family}'\. For that family use one of {names(family)}\.",
+            estimator,
             family,
             BITS,
         )
         for row in ESTIMATORS.values()
         for family in {"categorical", "bernoulli"} - set(row.families)
-    ],
-    *[
-        Bad(
-            f"the function {row.name} on {family} variables",
-            ValueError,
-            rf"{row.name}: expected family='{row.families[0]}', the only one it is defined for, "
-            rf"got '{family}'\. For that family use \w.*\.",
-            row.functions[row.families[0]],
-            family,
-            BITS,
+        for way, estimator in (
+            ("name", row.name),
+            ("row", row),
+            ("function", row.function),
+            ("partial function", partial(row.function)),
         )
-        for row in ESTIMATORS.values()
-        for family in {"categorical", "bernoulli"} - set(row.families)
     ],
     Bad(
         "unknown family",
         ValueError,
-        r"expectation: expected family to be one of \('categorical', 'bernoulli'\), got 'poisson'",
+        r"expectation: expected family to be one of 'categorical', 'bernoulli', got 'poisson'",
         family="poisson",
     ),
     *[
@@ -1511,11 +1543,14 @@ BAD = [
             f"too few samples for {row.name}",
             ValueError,
             rf"{row.name}: expected num_samples of at least {row.min_samples}, got 1\. With fewer "
-            rf"samples use {TOO_FEW[row.name]}\.",
+            r"samples use reinforce, muprop or rebar, or a sampler such as reinmax\.",
             row.name,
             row.families[0],
             BITS,
-            arguments={"num_samples": 1},
+            arguments={
+                "num_samples": 1,
+                **({"control": loss} if "control" in row.options else {}),
+            },
         )
         for row in ESTIMATORS.values()
         if row.min_samples > 1
@@ -1573,8 +1608,8 @@ BAD = [
     Bad(
         "an option of another estimator",
         TypeError,
-        r"reinforce: expected options among baseline, samples, mask, vectorize, got 'tau'\. Other "
-        r"estimators have other options: see discretegrad\.ESTIMATORS\.",
+        r"reinforce: expected options among num_samples, baseline, mask, given, vectorize, got "
+        r"'tau'\. Other estimators have other options: see discretegrad\.ESTIMATORS\.",
         arguments={"tau": 1.0},
     ),
     Bad(
@@ -1613,16 +1648,16 @@ BAD = [
         Bad(
             f"{name} without a control variate",
             ValueError,
-            rf"{name}: expected a control variate, got None\. Make it once, so that it can learn: "
-            rf"estimator = discretegrad\.{made}, give its parameters to an optimiser, and pass it "
-            r"as the estimator\.",
+            rf"{name}: expected a control variate, got None\. It learns, so make it once: "
+            rf"estimator = discretegrad\.{made}\. Give its parameters to an optimiser, and pass "
+            r"it as the estimator\.",
             name,
             "bernoulli",
             BITS,
         )
         for name, made in (
-            ("relax", r"Relax\(discretegrad\.ControlNetwork\(num_inputs\)\)"),
-            ("rodeo", r"bernoulli\.Rodeo\(\)"),
+            ("relax", r"Relax\(2\)"),
+            ("rodeo", r"Rodeo\(\)"),
         )
     ],
     *[
@@ -1801,19 +1836,19 @@ BAD = [
     Bad(
         "scalar logits",
         ValueError,
-        r"reinforce: expected logits with a category axis, got a scalar\. For 0/1 variables set "
-        r'family="bernoulli"\.',
+        r"reinforce: expected logits with a category axis, got a scalar\. For a single 0/1 "
+        r'variable set family="bernoulli"\.',
         logits=torch.zeros(()),
     ),
     *[
         Bad(
             f"an object on the wrong family: {type(made).__name__}",
             ValueError,
-            r"\w+: expected family='bernoulli', the only one it is defined for, got "
-            r"'categorical'\. For that family use \w.*\.",
+            r"\w+: expected family='bernoulli', which it is defined for, got 'categorical'\. For "
+            r"that family use one of \w.*\.",
             made,
         )
-        for made in (bernoulli.DoubleCV(), bernoulli.Rodeo())
+        for made in (DoubleCV(), Rodeo())
     ],
 ]
 
@@ -1835,7 +1870,8 @@ def test_bad_arguments(bad):
     assert torch.equal(torch.get_rng_state(), states[0])
     if not bad.found_by_drawing:
         assert torch.equal(generator.get_state(), states[1])
-    if not isinstance(bad.arguments.get("generator"), int):
+    # whoever must say how large a network to make has to know what f consumes
+    if not isinstance(bad.arguments.get("generator"), int) and "Relax" not in bad.message:
         assert not calls
     assert logits.grad is None
 
@@ -1998,7 +2034,7 @@ def test_bad_control(name, control, error, message):
         (lambda: Rebar(scale=NAN), ValueError, r"Rebar: expected a finite scale, got nan"),
         (lambda: Rebar(tied=1), TypeError, r"Rebar: expected tied to be True or False, got 1"),
         (lambda: Relax(None), ValueError, r"Relax: expected a control variate, got None\. .*"),
-        (lambda: Relax(3), TypeError, r"Relax: expected control to be a function or .* got int"),
+        (lambda: Relax("r"), TypeError, r"Relax: expected control to be a function or .* got str"),
         (
             lambda: Relax(ControlNetwork(3), tau=-1.0),
             ValueError,
@@ -2020,17 +2056,17 @@ def test_bad_control(name, control, error, message):
             r"ControlNetwork: expected hidden to be an int, got float",
         ),
         (
-            lambda: bernoulli.DoubleCV("a"),
+            lambda: DoubleCV("a"),
             TypeError,
             r"DoubleCV: expected alpha to be a number, got str",
         ),
         (
-            lambda: bernoulli.Rodeo(0),
+            lambda: Rodeo(0),
             ValueError,
             r"Rodeo: expected hidden of at least 1, got 0",
         ),
         (
-            lambda: bernoulli.Rodeo(beta=NAN),
+            lambda: Rodeo(beta=NAN),
             ValueError,
             r"Rodeo: expected a finite beta, got nan",
         ),

@@ -86,9 +86,9 @@ def rodeo(
         >>> logits.grad.shape
         torch.Size([3])
     """
-    network = check_control("rodeo", control, "Rodeo()")
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
+    network = check_control("rodeo", control, "Rodeo()")
     check_coefficient("rodeo", "alpha", alpha, logits.shape)
     check_coefficient("rodeo", "beta", beta, logits.shape)
     drawn, learned = draw(problem), learned_tensors(control, alpha, beta)

@@ -162,6 +162,8 @@ class Categorical(Family):
     def covariance(self, point: Tensor, g: Tensor) -> Tensor:
         """``p g - p (p.g)``."""
         product = point * g
+        if transforming():  # which have no rule for the faster form
+            return product - point * row_sum(product)
         return product.addcmul_(point, row_sum(product), value=-1)
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
