@@ -31,7 +31,7 @@ class HouseStyle(griffe.Extension):
 
 def _member(pkg: griffe.Module, path: str) -> griffe.Object:
     """The object behind a path, through files that only hand it on."""
-    found: Any = pkg
+    member: Any = pkg
     for part in path.split(".")[1:]:
-        found = found.members[part]
-    return found.final_target if found.is_alias else found
+        member = member.members[part]
+    return member.final_target if member.is_alias else member

@@ -145,8 +145,10 @@ def _direction(measured: Sequence[Mapping[str, str]]) -> str:
     taus = ("0.1", "0.5", "1.0", "1.3", "2.0")
     rows = []
     for label in ("ReinMax", "ST", "STGS", "GR-MCK", "GST-1.0"):
-        found = [_find(measured, label, tau, _NETWORKS[0.5]) for tau in taus]
-        rows.append([label, *(f"{_cosine(row)} / {float(row['deviation']):.2f}" for row in found)])
+        measurements = [_find(measured, label, tau, _NETWORKS[0.5]) for tau in taus]
+        rows.append(
+            [label, *(f"{_cosine(row)} / {float(row['deviation']):.2f}" for row in measurements)]
+        )
     return _table(["Cosine / deviation", *taus], rows)
 
 
@@ -178,9 +180,9 @@ def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
     labels = {"ReinMax": "1.0", "ST": "1.0", "STGS": "0.5", "GR-MCK": "0.5", "GST-1.0": "0.7"}
     rows = []
     for label, tau in labels.items():
-        found = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
+        measurements = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
         rows.append(
-            [label, tau, *(f"{_bias(row)} / {float(row['deviation']):.2f}" for row in found)]
+            [label, tau, *(f"{_bias(row)} / {float(row['deviation']):.2f}" for row in measurements)]
         )
     return _table(["Estimator", "tau", *(f"steepness {s:g}" for s in _NETWORKS)], rows)
 
@@ -188,8 +190,10 @@ def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
 def _by_sharpness(measured: Sequence[Mapping[str, str]]) -> str:
     rows = []
     for label in ("ReinMax", "ST", "1/n, order 1", "1/n, order 2"):
-        found = [_find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")]
-        rows.append([label, *(f"{float(row['deviation']):.2f}" for row in found)])
+        measurements = [
+            _find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")
+        ]
+        rows.append([label, *(f"{float(row['deviation']):.2f}" for row in measurements)])
     return _table(["Deviation at tau 1", "logits", "2 logits", "4 logits"], rows)
 
 
