@@ -146,14 +146,17 @@ def bernoulli_sample(name: str, theta: Tensor, value: Tensor, logistic: Tensor, 
     return sample(name, pair, index, exponential, tau, **options)[..., 0]
 
 
-def library_sample(row, family: str, logits, draw, noise, tau=1.0, **options) -> Tensor:
-    """The library's ``_at`` of a registry row; ``noise`` has draws in front, as for ``sample``."""
-    arguments = [logits, draw]
-    if row.name == "gumbel_softmax":
-        arguments.append(noise[0])
-    elif row.noise:
-        arguments.append(noise)
-    return row.functions_at[family](*arguments, tau, **options)
+def oracle_sample(case, logits, draw, noise, tau=1.0) -> Tensor:
+    """The oracle of a case; ``noise`` has draws in front."""
+    oracle = sample if case.categorical else bernoulli_sample
+    return oracle(case.row.name, logits, draw, noise, tau, **case.options)
+
+
+def library_sample(case, logits, draw, noise, tau=1.0, **arguments) -> Tensor:
+    """The library's sampler at a given draw; ``noise`` has draws in front."""
+    if "noise" in case.row.takes:
+        arguments["noise"] = noise if "num_draws" in case.row.options else noise[0]
+    return case.sample(logits, tau, given=draw, **arguments)
 
 
 def _one_hot(theta: Tensor, index: Tensor) -> Tensor:

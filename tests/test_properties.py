@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracles
-from cases import SAMPLERS
+from cases import BERNOULLI, CATEGORICAL, DEFAULTS, any_tau, each
+from discretegrad.testing import assert_discrete, seeded
 
 TOLERANCE = {
     torch.float16: 1e-3,
@@ -32,24 +33,15 @@ RAW_RANGE = 600.0
 LEAVES_THE_RANGE = {"mean_baseline"}
 """Its weight 1/(n p) is unbounded, so the right answer may exceed the largest number of a dtype."""
 
-VARIANTS = [
-    pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
-    for name, options in [
-        *((name, {}) for name in SAMPLERS),
-        ("gumbel_softmax", {"hard": False}),
-        ("gapped", {"gap": "p"}),
-        ("mean_baseline", {"order": 1}),
-        ("mean_baseline", {"as_released": True}),
-    ]
-]
 EVERY_DTYPE = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 some_cases = settings(deadline=None, derandomize=True, max_examples=30)
 
+pytestmark = any_tau
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
 
 
 @dataclass(frozen=True)
-class Case:
+class Input:
     """One call: categories last unless ``dim`` says otherwise."""
 
     logits: Tensor
@@ -61,10 +53,6 @@ class Case:
     g: Tensor
 
 
-def generator_of(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def extreme_numbers(dtype):
     info = torch.finfo(dtype)
     # the smallest subnormal is the smallest normal times eps
@@ -74,7 +62,7 @@ def extreme_numbers(dtype):
 @st.composite
 def numbers(draw, shape, dtype):
     """Logits of a drawn scale, some of them replaced by extreme ones."""
-    generator = generator_of(draw(st.integers(0, 2**32 - 1)))
+    generator = seeded(draw(st.integers(0, 2**32 - 1)))
     scale = draw(st.sampled_from([1.0, 3.0, 10.0, 1e-3, 100.0, 1e4, 0.0]))
     logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     share = draw(st.sampled_from([0.0, 0.0, 0.3, 0.9]))
@@ -112,7 +100,7 @@ def categorical_cases(draw, dtype):
     if draw(st.booleans()):
         rows = torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64)
         tau = (tau * (0.5 + rows)).clamp(1e-3, 1e3).to(compute)
-    return Case(
+    return Input(
         logits=logits,
         draw=score.argmax(-1),
         noise=noise.clamp_min(1e-6).to(compute),
@@ -123,18 +111,17 @@ def categorical_cases(draw, dtype):
     )
 
 
-def moved(case):
+def moved(call):
     """The library's arguments, with the category axis moved to ``dim``."""
-    tau = case.tau.movedim(-1, case.dim) if isinstance(case.tau, Tensor) else case.tau
-    mask = case.mask if case.mask is None else case.mask.movedim(-1, case.dim)
-    noise_dim = case.dim if case.dim < 0 else case.dim + 1
-    noise = case.noise.movedim(-1, noise_dim)
-    return case.logits.movedim(-1, case.dim).clone().requires_grad_(), noise, tau, mask
+    tau = call.tau.movedim(-1, call.dim) if isinstance(call.tau, Tensor) else call.tau
+    mask = call.mask if call.mask is None else call.mask.movedim(-1, call.dim)
+    noise_dim = call.dim if call.dim < 0 else call.dim + 1
+    noise = call.noise.movedim(-1, noise_dim)
+    return call.logits.movedim(-1, call.dim).clone().requires_grad_(), noise, tau, mask
 
 
-def allowed_in(case):
-    finite = case.logits > -math.inf
-    return finite if case.mask is None else finite & case.mask
+def masked(call):
+    return call.logits if call.mask is None else call.logits.masked_fill(~call.mask, -math.inf)
 
 
 def factor_of(name, row_tau, sample_prob, n):
@@ -156,27 +143,22 @@ def rows_of(x, n):
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@each(CATEGORICAL)
 @given(data=st.data())
 @some_cases
-def test_categorical(name, options, dtype, data):
-    case = data.draw(categorical_cases(dtype))
-    row, n = SAMPLERS[name], case.logits.shape[-1]
-    logits, noise, tau, mask = moved(case)
-    z = oracles.library_sample(
-        row, "categorical", logits, case.draw, noise, tau, dim=case.dim, mask=mask, **options
-    )
+def test_categorical(case, dtype, data):
+    call = data.draw(categorical_cases(dtype))
+    name, n = case.row.name, call.logits.shape[-1]
+    logits, noise, tau, mask = moved(call)
+    z = oracles.library_sample(case, logits, call.draw, noise, tau, dim=call.dim, mask=mask)
     assert z.dtype == dtype
     assert z.shape == logits.shape
-    (gradient,) = torch.autograd.grad((z * case.g.movedim(-1, case.dim)).sum(), logits)
-    z = rows_of(z.detach().movedim(case.dim, -1), n)
-    gradient = rows_of(gradient.movedim(case.dim, -1), n)
-    allowed = (
-        case.logits > -math.inf if case.mask is None else case.mask & (case.logits > -math.inf)
-    )
-    allowed, index = rows_of(allowed, n), case.draw.reshape(-1)
+    (gradient,) = torch.autograd.grad((z * call.g.movedim(-1, call.dim)).sum(), logits)
+    z = rows_of(z.detach().movedim(call.dim, -1), n)
+    gradient = rows_of(gradient.movedim(call.dim, -1), n)
+    allowed, index = rows_of(masked(call) > -math.inf, n), call.draw.reshape(-1)
 
-    if options.get("hard", True):
+    if case.hard:
         one_hot = torch.nn.functional.one_hot(index, n).to(dtype)
         assert torch.equal(z, one_hot)
     else:
@@ -185,10 +167,10 @@ def test_categorical(name, options, dtype, data):
     assert (z[~allowed] == 0).all()
     assert (gradient[~allowed] == 0).all()
 
-    g, noise = rows_of(case.g, n).double(), case.noise.double().reshape(5, -1, n)
-    flat_logits = rows_of(case.logits, n).double()
-    taus = torch.as_tensor(case.tau, dtype=torch.float64)
-    taus = taus.expand(*case.logits.shape[:-1], 1).reshape(-1).tolist()
+    g, noise = rows_of(call.g, n).double(), call.noise.double().reshape(5, -1, n)
+    flat_logits = rows_of(call.logits, n).double()
+    taus = torch.as_tensor(call.tau, dtype=torch.float64)
+    taus = taus.expand(*call.logits.shape[:-1], 1).reshape(-1).tolist()
     for r in range(len(z)):
         keep, tau = allowed[r], taus[r]
         theta = flat_logits[r, keep]
@@ -201,34 +183,30 @@ def test_categorical(name, options, dtype, data):
             assert name in LEAVES_THE_RANGE
             continue
         assert gradient[r].isfinite().all()
-        if not options.get("as_released"):
+        if not case.options.get("as_released"):
             assert gradient[r].double().sum().abs() <= 2 * n * tolerance(dtype, scale)
-        if row.noise and theta.min() < -RAW_RANGE:
+        if case.row.takes and theta.min() < -RAW_RANGE:
             continue
-        oracle = oracles.sample(name, theta, k, noise[:, r, keep], tau, **options)
+        oracle = oracles.oracle_sample(case, theta, k, noise[:, r, keep], tau)
         (expected,) = torch.autograd.grad((oracle * g[r, keep]).sum(), theta)
         assert (gradient[r, keep].double() - expected).abs().max() <= tolerance(dtype, scale)
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize("name", SAMPLERS)
+@each([case for case in DEFAULTS if case.categorical])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @some_cases
-def test_categorical_draws(name, dtype, data, seed):
+def test_categorical_draws(case, dtype, data, seed):
     """Through the random draw: one-hot at an allowed category of positive probability."""
-    case = data.draw(categorical_cases(dtype))
-    logits, _, tau, mask = moved(case)
-    z = SAMPLERS[name].functions["categorical"](
-        logits, tau, dim=case.dim, mask=mask, generator=generator_of(seed)
-    )
-    (z * case.g.movedim(-1, case.dim)).sum().backward()
-    z, n = z.detach().movedim(case.dim, -1), case.logits.shape[-1]
-    assert ((z == 0) | (z == 1)).all()
-    assert (z.sum(-1) == 1).all()
-    masked = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
-    probs = masked.double().softmax(-1)
+    call = data.draw(categorical_cases(dtype))
+    logits, _, tau, mask = moved(call)
+    z = case.sample(logits, tau, dim=call.dim, mask=mask, generator=seeded(seed))
+    (z * call.g.movedim(-1, call.dim)).sum().backward()
+    z, n = z.detach().movedim(call.dim, -1), call.logits.shape[-1]
+    assert_discrete(z, case.family)
+    probs = masked(call).double().softmax(-1)
     assert (rows_of(probs, n)[rows_of(z, n).bool()] > 0).all()
-    assert logits.grad.isfinite().all() or name in LEAVES_THE_RANGE
+    assert logits.grad.isfinite().all() or case.row.name in LEAVES_THE_RANGE
 
 
 @st.composite
@@ -248,7 +226,7 @@ def bernoulli_cases(draw, dtype):
     if draw(st.booleans()):
         spread = torch.rand(shape, generator=generator, dtype=torch.float64)
         tau = (tau * (0.5 + spread)).clamp(1e-3, 1e3).to(compute)
-    return Case(
+    return Input(
         logits=logits,
         draw=value,
         noise=uniform.logit(eps=1e-6).to(compute),
@@ -260,31 +238,29 @@ def bernoulli_cases(draw, dtype):
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@each(BERNOULLI)
 @given(data=st.data())
 @some_cases
-def test_bernoulli(name, options, dtype, data):
-    case = data.draw(bernoulli_cases(dtype))
-    row = SAMPLERS[name]
-    logits = case.logits.clone().requires_grad_()
-    b = oracles.library_sample(
-        row, "bernoulli", logits, case.draw, case.noise, case.tau, mask=case.mask, **options
-    )
+def test_bernoulli(case, dtype, data):
+    call = data.draw(bernoulli_cases(dtype))
+    name = case.row.name
+    logits = call.logits.clone().requires_grad_()
+    b = oracles.library_sample(case, logits, call.draw, call.noise, call.tau, mask=call.mask)
     assert b.dtype == dtype
     assert b.shape == logits.shape
-    (gradient,) = torch.autograd.grad((b * case.g).sum(), logits)
-    if options.get("hard", True):
-        assert torch.equal(b, case.draw.to(dtype))
+    (gradient,) = torch.autograd.grad((b * call.g).sum(), logits)
+    if case.hard:
+        assert torch.equal(b, call.draw.to(dtype))
     else:
         assert ((b >= 0) & (b <= 1)).all()
-        assert torch.equal(b > 0.5, case.draw & (b != 0.5))
+        assert torch.equal(b > 0.5, call.draw & (b != 0.5))
 
-    effective = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
+    effective = masked(call)
     certain = effective.isinf()
     assert (gradient[certain] == 0).all()
     theta = effective.double()[~certain].clamp(-1e9, 1e9).requires_grad_()
-    tau = torch.as_tensor(case.tau, dtype=torch.float64).expand(certain.shape)[~certain]
-    value, g = case.draw[~certain], case.g.double()[~certain]
+    tau = torch.as_tensor(call.tau, dtype=torch.float64).expand(certain.shape)[~certain]
+    value, g = call.draw[~certain], call.g.double()[~certain]
     drawn = torch.sigmoid(torch.where(value, theta, -theta).detach() / tau)
     scale = g.abs() * torch.tensor(
         [factor_of(name, t, p, 2) for t, p in zip(tau.tolist(), drawn.tolist(), strict=True)],
@@ -293,28 +269,26 @@ def test_bernoulli(name, options, dtype, data):
     in_range = scale <= torch.finfo(dtype).max / 4
     assert in_range.all() or name in LEAVES_THE_RANGE
     assert gradient[~certain][in_range].isfinite().all()
-    noise = case.noise.double()[:, ~certain]
-    oracle = oracles.bernoulli_sample(name, theta, value, noise, tau, **options)
+    noise = call.noise.double()[:, ~certain]
+    oracle = oracles.oracle_sample(case, theta, value, noise, tau)
     (expected,) = torch.autograd.grad((oracle * g).sum(), theta)
-    compared = in_range & (theta.abs() <= RAW_RANGE) if row.noise else in_range
+    compared = in_range & (theta.abs() <= RAW_RANGE) if case.row.takes else in_range
     error = (gradient[~certain].double() - expected)[compared].abs()
     assert (error <= tolerance(dtype, scale[compared])).all()
 
 
 @EVERY_DTYPE
-@pytest.mark.parametrize("name", SAMPLERS)
+@each([case for case in DEFAULTS if not case.categorical])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @some_cases
-def test_bernoulli_draws(name, dtype, data, seed):
+def test_bernoulli_draws(case, dtype, data, seed):
     """Through the random draw: zeros and ones, never an impossible value."""
-    case = data.draw(bernoulli_cases(dtype))
-    logits = case.logits.clone().requires_grad_()
-    b = SAMPLERS[name].functions["bernoulli"](
-        logits, case.tau, mask=case.mask, generator=generator_of(seed)
-    )
-    (b * case.g).sum().backward()
-    assert ((b == 0) | (b == 1)).all()
-    effective = case.logits if case.mask is None else case.logits.masked_fill(~case.mask, -math.inf)
+    call = data.draw(bernoulli_cases(dtype))
+    logits = call.logits.clone().requires_grad_()
+    b = case.sample(logits, call.tau, mask=call.mask, generator=seeded(seed))
+    (b * call.g).sum().backward()
+    assert_discrete(b, case.family)
+    effective = masked(call)
     assert (b[effective == -math.inf] == 0).all()
     assert (b[effective == math.inf] == 1).all()
-    assert logits.grad.isfinite().all() or name in LEAVES_THE_RANGE
+    assert logits.grad.isfinite().all() or case.row.name in LEAVES_THE_RANGE

@@ -14,24 +14,22 @@ from scipy import stats
 
 import discretegrad
 import oracles
-from cases import SAMPLERS
-from discretegrad import _draw, _noise
-from discretegrad._rows import Rows, bernoulli_bits, categorical_rows
+from cases import DEFAULTS, FAMILIES, NOISE_FREE, SAMPLERS, each, each_family
+from discretegrad import _random, _seeded
+from discretegrad._types import Call
+from discretegrad.families import FAMILIES as FAMILY_OBJECTS
+from discretegrad.testing import seeded
 
 FAMILY_WISE = 1e-6
 P_VALUES = 2000
 LEVEL = FAMILY_WISE / P_VALUES
 
-FAMILIES = ("categorical", "bernoulli")
+CATEGORIES, BITS = (FAMILY_OBJECTS[family] for family in FAMILIES)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ERROR_OF_CUMULATIVE = 2e-6
 """How far a cumulative probability, computed in float32, may lie from the true one."""
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def name_of(dtype):
@@ -63,21 +61,19 @@ def chi_square(groups, probs, draws):
 
 def z_test(samples, target):
     """The p-value, corrected for the number of entries, that the mean of rows is the target."""
-    samples = samples.reshape(len(samples), -1)
-    error = samples.mean(0) - target.reshape(-1)
-    spread = samples.std(0) / math.sqrt(len(samples))
-    # an entry without spread must be right to rounding
-    z = (error.abs() / spread.clamp_min(1e-12)).max().item()
-    return min(1.0, 2 * stats.norm.sf(z) * samples.shape[1])
+    return _largest_z(samples.flatten(1).mean(0) - target.flatten(), [samples])
 
 
 def two_sample_z_test(first, second):
     """The p-value that two sets of rows have the same mean."""
-    first, second = first.reshape(len(first), -1), second.reshape(len(second), -1)
-    error = first.mean(0) - second.mean(0)
-    spread = (first.var(0) / len(first) + second.var(0) / len(second)).sqrt()
+    return _largest_z(first.flatten(1).mean(0) - second.flatten(1).mean(0), [first, second])
+
+
+def _largest_z(error, sets):
+    spread = sum(rows.flatten(1).var(0) / len(rows) for rows in sets).sqrt()
+    # an entry without spread must be right to rounding
     z = (error.abs() / spread.clamp_min(1e-12)).max().item()
-    return min(1.0, 2 * stats.norm.sf(z) * first.shape[1])
+    return min(1.0, 2 * stats.norm.sf(z) * len(error))
 
 
 def binomial_test(count, draws, prob):
@@ -98,17 +94,12 @@ LOGITS = {
 }
 
 
-def draws_of(logits, rows, generator):
+def draws_of(logits, rows, generator=None):
     """Many draws from one row of logits, without storing its probabilities once per draw."""
-    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None)
-    n = logits.shape[-1]
-    per_piece = max(1, 2**24 // n)
-    pieces = []
-    for first in range(0, rows, per_piece):
-        count = min(per_piece, rows - first)
-        piece = Rows(one.logits.expand(count, n), one.probs.expand(count, n), 1.0, -1)
-        pieces.append(_draw.draw_index("reinmax", piece, generator).squeeze(-1))
-    return torch.cat(pieces)
+    call = Call("reinmax", logits, generator=generator)
+    variables, per_piece = CATEGORIES.prepare(call), max(1, 2**24 // logits.shape[-1])
+    counts = [min(per_piece, rows - first) for first in range(0, rows, per_piece)]
+    return torch.cat([CATEGORIES.draw(call, variables, count) for count in counts]).flatten()
 
 
 SIZES = {2: 1_000_000, 3: 1_000_000, 64: 500_000, 65: 500_000, 1000: 60_000}
@@ -137,10 +128,10 @@ def test_frequencies_of_categories(n, shape, dtype):
 
 
 @pytest.mark.parametrize("n", [3, 65])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_frequencies_of_every_sampler(name, n):
+@each([case for case in DEFAULTS if case.categorical])
+def test_frequencies_of_every_sampler(case, n):
     logits = LOGITS["power law"](n).float()
-    sample = SAMPLERS[name].functions["categorical"](logits.expand(100_000, n), generator=seeded(1))
+    sample = case.sample(logits.expand(100_000, n), generator=seeded(1))
     index = sample.argmax(-1)
     probs = logits.double().softmax(-1)
     assert chi_square(torch.arange(n), probs, index) > LEVEL
@@ -150,11 +141,11 @@ def test_frequencies_of_every_sampler(name, n):
 
 
 @every_dtype
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_frequencies_of_every_bernoulli_sampler(name, dtype):
+@each([case for case in DEFAULTS if not case.categorical])
+def test_frequencies_of_every_bernoulli_sampler(case, dtype):
     rows = 100_000
     logits = torch.tensor([-6.0, -1.5, 0.0, 0.3, 4.0]).to(dtype)
-    sample = SAMPLERS[name].functions["bernoulli"](logits.expand(rows, 5), generator=seeded(2))
+    sample = case.sample(logits.expand(rows, 5), generator=seeded(2))
     for count, logit in zip(sample.double().sum(0).tolist(), logits.double(), strict=True):
         prob = torch.sigmoid(logit).item()
         assert binomial_test(int(count), rows, prob) > LEVEL
@@ -175,7 +166,7 @@ def test_draw_inverts_the_cumulative_probability(n, dtype, monkeypatch):
     logits = (3 * torch.randn(n, generator=seeded(n), dtype=torch.float64)).to(dtype)
     grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
     give_uniform(monkeypatch, grid.unsqueeze(-1))
-    index = draws_of_patched(logits, len(grid))
+    index = draws_of(logits, len(grid))
     end = logits.double().softmax(-1).cumsum(-1)
     begin = torch.cat([torch.zeros(1, dtype=torch.float64), end[:-1]])
     slack = ERROR_OF_CUMULATIVE if dtype != torch.float64 else 1e-12
@@ -185,15 +176,8 @@ def test_draw_inverts_the_cumulative_probability(n, dtype, monkeypatch):
 
 def give_uniform(monkeypatch, numbers):
     """Let the draw get these numbers instead of random ones."""
-    monkeypatch.setattr(_draw, "_uniform", lambda *args: numbers)
-
-
-def draws_of_patched(logits, rows):
-    """One call for all rows: the replaced source of uniforms gives a number to each."""
-    one = categorical_rows("reinmax", logits.unsqueeze(0), 1.0, -1, None)
-    n = logits.shape[-1]
-    many = Rows(one.logits.expand(rows, n), one.probs.expand(rows, n), 1.0, -1)
-    return _draw.draw_index("reinmax", many, None).squeeze(-1)
+    for family in FAMILIES:
+        monkeypatch.setattr(f"discretegrad.families.{family}.uniform", lambda *args: numbers)
 
 
 def rows_with_zeros(rows, n, dtype, seed):
@@ -211,12 +195,12 @@ def rows_with_zeros(rows, n, dtype, seed):
     underflow = torch.rand(rows, n, generator=generator) < 0.2
     underflow[:, keep] = False
     logits[underflow] -= 2000
-    return categorical_rows("reinmax", logits.to(dtype), 1.0, -1, None)
+    return logits.to(dtype)
 
 
-def adversarial_uniforms(rows):
+def adversarial_uniforms(probs):
     """0, the largest number below 1, and all that fall on, or beside, a boundary."""
-    cumulative = rows.probs.cumsum(-1, dtype=torch.float64)
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     on_boundary = (cumulative / cumulative[..., -1:]).clamp(0, 1 - 2**-53)
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
     yield torch.zeros_like(on_boundary[..., :1])
@@ -232,12 +216,13 @@ def adversarial_uniforms(rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 @pytest.mark.parametrize("n", ALL_SIZES)
 def test_adversarial_uniforms_never_draw_probability_zero(n, dtype, monkeypatch):
-    rows = rows_with_zeros(100, n, dtype, seed=n)
-    for uniform in adversarial_uniforms(rows):
+    call = Call("reinmax", rows_with_zeros(100, n, dtype, seed=n))
+    variables = CATEGORIES.prepare(call)
+    for uniform in adversarial_uniforms(variables.point):
         give_uniform(monkeypatch, uniform)
-        index = _draw.draw_index("reinmax", rows, None)
+        index = CATEGORIES.draw(call, variables)
         assert ((index >= 0) & (index < n)).all()
-        assert (rows.probs.gather(-1, index) > 0).all()
+        assert (variables.point.gather(-1, index) > 0).all()
 
 
 @every_dtype
@@ -250,19 +235,20 @@ def test_excluded_and_underflowing_categories_are_never_drawn(n, dtype):
     logits[n // 2] = -2000.0  # e^-2000 is zero in every dtype
     mask = torch.arange(n) != n - 1
     for name in ("reinmax", "gumbel_softmax"):
-        sample = SAMPLERS[name].functions["categorical"](
-            logits.expand(5_000, n), mask=mask, generator=seeded(3)
-        )
+        sample = SAMPLERS[name].function(logits.expand(5_000, n), mask=mask, generator=seeded(3))
         assert (sample[:, impossible] == 0).all()
         assert (sample.sum(-1) == 1).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_draws_use_53_fair_bits(family, monkeypatch):
-    seen, uniform = [], _draw._uniform
-    monkeypatch.setattr(_draw, "_uniform", lambda *args: seen.append(uniform(*args)) or seen[-1])
+    seen, uniform = [], _random.uniform
+    monkeypatch.setattr(
+        f"discretegrad.families.{family}.uniform",
+        lambda *args: seen.append(uniform(*args)) or seen[-1],
+    )
     logits = torch.zeros(2**16, 3) if family == "categorical" else torch.zeros(2**16)
-    SAMPLERS["reinmax"].functions[family](logits, generator=seeded(4))
+    discretegrad.reinmax(logits, family=family, generator=seeded(4))
     (numbers,) = seen
     assert numbers.dtype == torch.float64
     assert numbers.numel() == 2**16
@@ -277,12 +263,11 @@ def test_rare_bernoulli_values_have_their_exact_share_of_the_uniforms(logit, dty
     At 16 the share is 1.1e-7: uniforms in float32 come in steps of 6e-8.
     """
     share = 1 / (1 + math.exp(abs(logit)))
-    bits = bernoulli_bits("reinmax", torch.tensor([logit], dtype=dtype), 1.0, None)
     drawn = []
     for factor in (0, 0.9999, 1.0001):
-        edge = torch.tensor([share * factor], dtype=torch.float64)
-        give_uniform(monkeypatch, edge)
-        drawn.append(bool(_draw.draw_value("reinmax", bits, None)))
+        give_uniform(monkeypatch, torch.tensor([share * factor], dtype=torch.float64))
+        bit = discretegrad.reinmax(torch.tensor([logit], dtype=dtype), family="bernoulli")
+        drawn.append(bool(bit))
     rare = logit < 0
     assert drawn == [rare, rare, not rare]
 
@@ -300,27 +285,24 @@ def test_rare_categories_have_their_exact_share_of_the_uniforms(n, gap, place, m
         distance = share * factor
         u = torch.tensor([[distance if place == "first" else 1 - distance]], dtype=torch.float64)
         give_uniform(monkeypatch, u)
-        drawn.append(draws_of_patched(logits, 1).item())
+        drawn.append(draws_of(logits, 1).item())
     assert drawn == [rare, common]
 
 
-@pytest.mark.parametrize("logit", [-12.0, 12.0, -16.0, 16.0])
+@pytest.mark.parametrize("logit", [-12.0, 12.0])
 def test_frequency_of_rare_bernoulli_values(logit):
-    """Twenty million draws: about 123 rare ones at 12, and about 2 at 16."""
-    draws, rare = 20_000_000, 0
+    """Ten million draws, of which about 61 are rare."""
+    draws, rare, generator = 10_000_000, 0, seeded(5)
     logits = torch.full((draws // 10,), logit)
-    generator = seeded(5)
     for _ in range(10):
-        bits = bernoulli_bits("reinmax", logits, 1.0, None)
-        drawn = _draw.draw_value("reinmax", bits, generator)
-        rare += int((drawn == (logit < 0)).sum())
-    prob = 1 / (1 + math.exp(abs(logit)))
-    assert binomial_test(rare, draws, prob) > LEVEL
+        bits = discretegrad.reinmax(logits, family="bernoulli", generator=generator)
+        rare += int((bits == (logit < 0)).sum())
+    assert binomial_test(rare, draws, 1 / (1 + math.exp(abs(logit)))) > LEVEL
 
 
-def test_frequency_of_a_category_of_one_in_a_million():
-    draws = 20_000_000
-    logits = torch.tensor([math.log(1e-6), 0.0])
+def test_frequency_of_a_category_of_five_in_a_million():
+    draws = 10_000_000
+    logits = torch.tensor([math.log(5e-6), 0.0])
     index = draws_of(logits, draws, seeded(6))
     rare = int((index == 0).sum())
     prob = logits.double().softmax(-1)[0].item()
@@ -330,8 +312,12 @@ def test_frequency_of_a_category_of_one_in_a_million():
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**62 + 12345, 0x0123456789ABCDEF)
 
 
+def draw_seeds(generator, *shape):
+    return _random.draw_seeds(shape, torch.device("cpu"), generator)
+
+
 def uniforms(seed, first, count, dtype=torch.float64):
-    return _noise._uniform(
+    return _seeded._uniform(
         torch.tensor(seed, dtype=torch.int64), torch.arange(first, first + count), dtype
     )
 
@@ -394,11 +380,11 @@ def test_noise_of_neighbouring_seeds_is_independent(difference):
 
 def test_noise_of_many_seeds_is_uniform_at_every_counter():
     """Across rows, which is how it is used: one seed per row."""
-    seed = _draw.draw_seed(torch.zeros(2**17), seeded(8))
+    seed = draw_seeds(seeded(8), 2**17)
     for counter in (0, 1, 2, 1000, 2**32):
-        u = _noise._uniform(seed, torch.tensor(counter), torch.float64)
+        u = _seeded._uniform(seed, torch.tensor(counter), torch.float64)
         assert stats.kstest(u.numpy(), "uniform").pvalue > LEVEL
-        v = _noise._uniform(seed, torch.tensor(counter + 1), torch.float64)
+        v = _seeded._uniform(seed, torch.tensor(counter + 1), torch.float64)
         for p in independence(u, v):
             assert p > LEVEL
 
@@ -411,8 +397,8 @@ def test_noise_of_counters_beyond_32_bits_is_new():
 
 def test_noise_repeats_no_more_than_chance():
     numbers = 2**19
-    seed = _draw.draw_seed(torch.zeros(2**10), seeded(9)).unsqueeze(-1)
-    u = _noise._uniform(seed, torch.arange(2**9), torch.float64)
+    seed = draw_seeds(seeded(9), 2**10).unsqueeze(-1)
+    u = _seeded._uniform(seed, torch.arange(2**9), torch.float64)
     repeats = numbers - len(u.unique())
     # about n^2 / 2 / 2^32 pairs agree by chance
     assert stats.poisson.sf(repeats - 1, numbers**2 / 2 / 2**32) > LEVEL
@@ -421,7 +407,7 @@ def test_noise_repeats_no_more_than_chance():
 
 
 def test_seeds_are_63_random_bits():
-    seed = _draw.draw_seed(torch.zeros(2**16), seeded(10))
+    seed = draw_seeds(seeded(10), 2**16)
     assert seed.dtype == torch.int64
     assert (seed >= 0).all()
     assert len(seed.unique()) == len(seed)
@@ -431,10 +417,10 @@ def test_seeds_are_63_random_bits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 def test_seeded_noise_has_its_distribution_and_its_axes_are_independent(dtype):
     rows, n, draws = 50, 8, 400
-    seed = _draw.draw_seed(torch.zeros(rows, 1), seeded(11))
+    seed = draw_seeds(seeded(11), rows, 1)
     like = torch.zeros(rows, n, dtype=dtype)
-    exponential = _noise.seeded_exponential(seed, 0, draws, like)
-    logistic = _noise.seeded_logistic(_draw.draw_seed(like, seeded(12)), 0, draws, like)
+    exponential = _seeded.seeded_exponential(seed, 0, draws, like)
+    logistic = _seeded.seeded_logistic(draw_seeds(seeded(12), *like.shape), 0, draws, like)
     for noise, law, moments in (
         (exponential, stats.expon, (1.0, 1.0)),
         (logistic, stats.logistic, (0.0, math.pi**2 / 3)),
@@ -456,14 +442,37 @@ def test_seeded_noise_has_its_distribution_and_its_axes_are_independent(dtype):
     assert (exponential > 0).all()
 
 
+def test_seeds_of_rows_are_different_and_their_noise_is_independent():
+    rows = _seeded.row_seeds(torch.arange(200), torch.zeros(200, 300, 1))
+    assert rows.min() >= 0
+    assert len(rows.unique()) == rows.numel()
+    noise = _seeded.seeded_exponential(rows, 0, 1, torch.zeros(200, 300, 2))[0]
+    uniform = torch.exp(-noise.double())
+    assert stats.kstest(uniform.flatten(), "uniform").pvalue > LEVEL
+    for u, v in ((uniform[::2], uniform[1::2]), (uniform[:, ::2], uniform[:, 1::2])):
+        for p in independence(u.flatten(), v.flatten()):
+            assert p > LEVEL
+
+
+def test_seeds_do_not_share_their_noise():
+    """Not even those that a mix of their halves cannot tell apart."""
+    low, high = (
+        torch.randint(2**32, (100_000,), generator=seeded(0)),
+        torch.arange(100_000) * 21_001,
+    )
+    # of the second kind the same word comes out of the first round
+    for seed in ((high << 32) | low, (high << 32) | (_seeded._scramble(high) ^ 123)):
+        assert len(_seeded.row_seeds(seed, torch.zeros(100_000, 2)).unique()) == 200_000
+
+
 def test_later_draws_continue_where_earlier_ones_stopped():
     seed, like = torch.tensor([[5], [6]]), torch.zeros(2, 3)
-    whole = _noise.seeded_exponential(seed, 0, 7, like)
-    parts = [_noise.seeded_exponential(seed, *piece, like) for piece in ((0, 3), (3, 4))]
+    whole = _seeded.seeded_exponential(seed, 0, 7, like)
+    parts = [_seeded.seeded_exponential(seed, *piece, like) for piece in ((0, 3), (3, 4))]
     assert torch.equal(torch.cat(parts), whole)
     bits = torch.tensor([5, 6, 7])
-    whole = _noise.seeded_logistic(bits, 0, 7, torch.zeros(3))
-    parts = [_noise.seeded_logistic(bits, *piece, torch.zeros(3)) for piece in ((0, 3), (3, 4))]
+    whole = _seeded.seeded_logistic(bits, 0, 7, torch.zeros(3))
+    parts = [_seeded.seeded_logistic(bits, *piece, torch.zeros(3)) for piece in ((0, 3), (3, 4))]
     assert torch.equal(torch.cat(parts), whole)
 
 
@@ -471,9 +480,9 @@ def test_later_draws_continue_where_earlier_ones_stopped():
 def test_noise_stays_off_its_ends(dtype):
     # with seed 0 these counters give the word of all zeros and the word of all ones; where the
     # hash has changed, find them again by inverting it
-    ends = _noise._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), torch.float64)
+    ends = _seeded._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), torch.float64)
     assert bit_pattern(ends, 32).tolist() == [0, 2**32 - 1]
-    u = _noise._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), dtype)
+    u = _seeded._uniform(torch.tensor(0), torch.tensor([0, 2251255942]), dtype)
     assert (u > 0).all()
     assert (u < 1).all()
     assert (-u.log() > 0).all()
@@ -482,16 +491,13 @@ def test_noise_stays_off_its_ends(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
 def test_one_draw_of_noise_has_its_distribution(dtype):
-    like = torch.zeros(2**17, 2, dtype=dtype)
-    rows = categorical_rows("gumbel_softmax", like, 1.0, -1, None)
-    exponential = _draw.draw_exponential(rows, seeded(13))
-    bits = bernoulli_bits("gumbel_softmax", like, 1.0, None)
-    logistic = _draw.draw_logistic(bits, seeded(14))
-    assert (exponential > 0).all()
-    assert exponential.isfinite().all()
-    assert logistic.isfinite().all()
-    for noise, law in ((exponential, stats.expon), (logistic, stats.logistic)):
+    call = Call("gumbel_softmax", torch.zeros(2**17, 2, dtype=dtype))
+    laws = ((CATEGORIES, stats.expon), (BITS, stats.logistic))
+    for seed, (family, law) in enumerate(laws, start=13):
+        noise = family.draw_noise(family.prepare(call), seeded(seed))
         assert noise.dtype == dtype
+        assert noise.isfinite().all()
+        assert (noise > 0).all() or family is BITS
         assert stats.kstest(noise.double().flatten().numpy(), law.cdf).pvalue > LEVEL
 
 
@@ -520,7 +526,9 @@ def test_relaxed_sample_is_distributed_as_plain_gumbel_softmax(n, tau, dtype):
 def test_relaxed_bernoulli_sample_is_distributed_as_plain_binary_concrete(tau):
     rows, logit = 50_000, 0.8
     logits = torch.full((rows,), logit, dtype=torch.float64)
-    ours = discretegrad.bernoulli.gumbel_softmax(logits, tau, hard=False, generator=seeded(17))
+    ours = discretegrad.gumbel_softmax(
+        logits, tau, hard=False, family="bernoulli", generator=seeded(17)
+    )
     gumbel = raw_gumbel((rows, 2), seeded(18))
     plain = torch.sigmoid((logits + gumbel[:, 0] - gumbel[:, 1]) / tau)
     assert stats.ks_2samp(ours.numpy(), plain.numpy()).pvalue > LEVEL
@@ -581,19 +589,21 @@ def test_averaging_the_noise_lowers_the_variance(tau):
 
 
 def sampled(name, family, tau, seed, **options):
-    row = SAMPLERS[name]
-    return lambda x: row.functions[family](x, tau, generator=seeded(seed), **options)
+    options = {"family": family, "generator": seeded(seed), **options}
+    return lambda x: SAMPLERS[name].function(x, tau, **options)
 
 
 @pytest.mark.parametrize("tau", [1.0, 1.3])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if not row.noise])
-def test_sampling_has_the_enumerated_mean_gradient(name, family, tau):
-    logits = PAIR_LOGITS if family == "categorical" else BIT_LOGITS
-    f = problem_of(family)["cubic"]
-    at = SAMPLERS[name].functions_at[family]
-    enumerated = oracles.expected_gradient(lambda x, draw: at(x, draw, tau), logits, f, family)
-    gradients = gradients_of(sampled(name, family, tau, 24), logits, f, 200_000)
+@each([case for case in DEFAULTS if case in NOISE_FREE])
+def test_sampling_has_the_enumerated_mean_gradient(case, tau):
+    logits = PAIR_LOGITS if case.categorical else BIT_LOGITS
+    f = problem_of(case.family)["cubic"]
+    enumerated = oracles.expected_gradient(
+        lambda x, draw: case.sample(x, tau, given=draw), logits, f, case.family
+    )
+    gradients = gradients_of(
+        lambda x: case.sample(x, tau, generator=seeded(24)), logits, f, 200_000
+    )
     assert z_test(gradients, enumerated) > LEVEL
 
 
@@ -603,24 +613,25 @@ def problem_of(family):
     return oracles.objectives(len(BIT_LOGITS), None)
 
 
-@pytest.mark.parametrize("name", [name for name, row in SAMPLERS.items() if row.noise])
-def test_sampling_bits_with_noise_has_the_integrated_mean_gradient(name):
+@each([case for case in DEFAULTS if case.row.takes and not case.categorical])
+def test_sampling_bits_with_noise_has_the_integrated_mean_gradient(case):
     tau, f = 0.7, problem_of("bernoulli")["cubic"]
-    options = {"num_draws": 5} if name == "gumbel_rao" else {}
     nodes, weights = oracles.logistic_quadrature()
 
     def with_mean_gradient(x, draw):
         shape = (len(nodes), *draw.shape)
         noise = nodes.reshape(-1, 1, 1).expand(shape)
         samples = oracles.library_sample(
-            SAMPLERS[name], "bernoulli", x.expand(shape), draw.expand(shape), noise[None], tau
+            case, x.expand(shape), draw.expand(shape), noise[None], tau
         )
         mean = (weights.reshape(-1, 1, 1) * samples).sum(0)
         return mean - mean.detach() + draw
 
     integrated = oracles.expected_gradient(with_mean_gradient, BIT_LOGITS, f, "bernoulli")
-    sampler = sampled(name, "bernoulli", tau, 25, **options)
-    assert z_test(gradients_of(sampler, BIT_LOGITS, f, 200_000), integrated) > LEVEL
+    gradients = gradients_of(
+        lambda x: case.sample(x, tau, generator=seeded(25)), BIT_LOGITS, f, 200_000
+    )
+    assert z_test(gradients, integrated) > LEVEL
 
 
 def unbiasedness(sampler, family, rows=1_000_000):
@@ -630,7 +641,7 @@ def unbiasedness(sampler, family, rows=1_000_000):
     return z_test(gradients_of(sampler, logits, f["quadratic"], rows), exact)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 @pytest.mark.parametrize("name", ["reinmax", "mean_baseline"])
 def test_second_order_estimators_are_unbiased_on_quadratics(name, family):
     assert unbiasedness(sampled(name, family, 1.0, 26), family) > LEVEL
@@ -659,7 +670,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 @pytest.mark.parametrize("error", PLANTED)
 def test_planted_errors_of_the_gradient_are_caught(error, family):
     assert unbiasedness(PLANTED[error](family), family) < LEVEL

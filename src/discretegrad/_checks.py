@@ -242,7 +242,7 @@ def check_hard(name: str, hard: object) -> None:
 
 def warn_of_small_tau(name: str, tau: float, least: float) -> None:
     """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
-    if isinstance(tau, (int, float)) and tau < least and _mode != "never" and not compiling():
+    if isinstance(tau, (int, float)) and 0 < tau < least and _mode != "never" and not compiling():
         warnings.warn(
             f"{name}: tau={tau:g} is unusual. Here tau tempers the gradient only, never the draw: "
             f"a small one makes the gradient vanish or explode instead of reducing its bias, as it "

@@ -36,13 +36,12 @@ from ._checks import (
     values_are_checked,
 )
 from ._draw import draw_index, draw_seed
-from ._fused import Method
 from ._modes import compiling, transforming
 from ._noise import seeded_exponential
 from ._registry import ESTIMATORS, Estimator
 from ._rows import categorical_rows, compute_dtype
 from ._select import Handle, select
-from ._types import Backend
+from ._types import Backend, Method
 from .estimators import gapped, mean_baseline
 from .estimators.gumbel_rao import chunks
 from .kernels.dispatch import choose
@@ -454,7 +453,8 @@ def _tiles_vjp(
 
 def _draw_in_tiles(hidden: Tensor, head: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
     """The index, int64, (rows,), and what else backward needs, see ``_of_block``."""
-    from .kernels.categorical import Drawn, draw_part
+    from .kernels.categorical import draw_part
+    from .kernels.layout import Drawn
 
     rows, n = hidden.shape[0], head.shape[0]
     index = torch.empty(rows, dtype=torch.int64, device=hidden.device)
@@ -485,7 +485,8 @@ def _gradient_in_tiles(
     needs_head: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients for ``hidden`` and ``head``, empty where there is no need for one."""
-    from .kernels.categorical import Drawn, gradient_part, sums_part
+    from .kernels.categorical import LongRows, gradient_part, sums_part
+    from .kernels.layout import Drawn
 
     n = head.shape[0]
     for_hidden = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
@@ -494,25 +495,25 @@ def _gradient_in_tiles(
         for block, seed in zip(_row_blocks(hidden.shape[0]), seeds, strict=True):
             x, at_table = hidden[block], g[block]
             drawn = Drawn(index[block], _of_block(kept, block))
-            own = at_table.to(torch.float32, copy=True).mul_(table.index_select(0, drawn.index))
+            own = at_table.to(torch.float32, copy=True).mul_(table.index_select(0, drawn.categories))
             at_draw = own.sum(-1)
             del own
             sums = torch.zeros(5, x.shape[0], dtype=torch.float32, device=x.device)
-            row_numbers = (tau, gap, seed, drawn, at_draw, sums)
+            known = LongRows(Method(method, gap), tau, seed, drawn, at_draw, sums)
             size = _tile_size(x, n)
             tiles = list(zip(range(0, n, size), head.split(size), table.split(size), strict=True))
             buffers = _buffer(x, size), _buffer(x, size)
             for first, weight, vectors in tiles:
                 logits = _product(x, weight, buffers[0])
                 at_one_hot = _product(at_table, vectors, buffers[1])
-                sums_part(method, at_one_hot, logits, first, *row_numbers)
+                sums_part(known, at_one_hot, logits, first)
             wide = x.new_zeros(x.shape if needs_hidden else 0, dtype=torch.float32)
             # in reverse: the last tile is still in the buffers
             for first, weight, vectors in reversed(tiles):
                 if first != tiles[-1][0]:
                     logits = _product(x, weight, buffers[0])
                     at_one_hot = _product(at_table, vectors, buffers[1])
-                for_logits = gradient_part(method, at_one_hot, logits, first, *row_numbers)
+                for_logits = gradient_part(known, at_one_hot, logits, first)
                 if needs_hidden and x.dtype == torch.float32:
                     wide.addmm_(for_logits, weight)
                 elif needs_hidden:

@@ -145,14 +145,16 @@ def given_noise(name: str, draw: Draw, noise: Tensor | None, *, draws: bool = Fa
 
 
 def _call(rule: Rule, request: Request) -> Call:
-    tau = request.tau
-    if rule.least_tau and not isinstance(tau, Tensor):
-        warn_of_small_tau(rule.name, tau, rule.least_tau)
-    return Call(rule.name, request.logits, tau, request.dim, request.mask, request.generator)
+    return Call(
+        rule.name, request.logits, request.tau, request.dim, request.mask, request.generator
+    )
 
 
 def _uses_kernel(rule: Rule, request: Request) -> bool:
     backend, logits = request.backend, request.logits
+    if rule.least_tau and not isinstance(request.tau, Tensor):
+        # from here it is the same number of calls back to the user's line, on every path
+        warn_of_small_tau(rule.name, request.tau, rule.least_tau)
     # first what is true of nearly every call on a CPU, where a call takes microseconds
     if backend == "auto" and not (isinstance(logits, Tensor) and logits.is_cuda):
         return False

@@ -367,5 +367,5 @@ def check_sampler(row: Estimator, **options: Any) -> None:
         for name, rule in RULES.items():
             try:
                 rule(case)
-            except AssertionError as error:
+            except Exception as error:
                 raise AssertionError(f"{case} breaks the rule {name!r}: {error}") from error

@@ -20,14 +20,14 @@ TAUS = (0.5, 1.0, 1.1, 1.3, 1.5, 2.0)
 def cases() -> list[dict]:
     """One case per shape and temperature, with logits from narrow to peaked."""
     torch.manual_seed(20240)
-    found = []
+    frozen = []
     for shape in SHAPES:
         for scale, tau in enumerate(TAUS, start=1):
             logits = (scale * torch.randn(shape, dtype=torch.float64)).requires_grad_()
             g = torch.randn(shape, dtype=torch.float64)
             sample, _ = reinmax(logits, tau)
             gradient = torch.autograd.grad((sample * g).sum(), logits)[0]
-            found.append(
+            frozen.append(
                 {
                     "tau": tau,
                     "logits": logits.tolist(),
@@ -36,13 +36,13 @@ def cases() -> list[dict]:
                     "grad_at_logits": gradient.tolist(),
                 }
             )
-    return found
+    return frozen
 
 
 def main() -> None:
     """Write the file."""
     if version("reinmax") != PACKAGE_VERSION:
-        raise SystemExit(f"needs reinmax {PACKAGE_VERSION}, found {version('reinmax')}")
+        raise SystemExit(f"needs reinmax {PACKAGE_VERSION}, got {version('reinmax')}")
     lines = ",\n".join(json.dumps(case) for case in cases())
     head = f'"package": "reinmax", "version": "{PACKAGE_VERSION}"'
     PATH.write_text(f'{{{head}, "cases": [\n{lines}\n]}}\n')
