@@ -125,8 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"  {shape}: {row['provider']}: {ratio(row, 'speedup')}, {relative}")
     finally:
         for tree in trees:
-            tree.process.stdin.close()
-            tree.process.wait()
+            tree.process.communicate()
     path = REHEARSED / "against.csv"
     write_csv(path, list(rows[0]), rows)
     names = [sampler.name for sampler in run.SAMPLERS if sampler.ours]
