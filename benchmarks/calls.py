@@ -33,6 +33,11 @@ def estimators() -> Mapping[str, Any]:
     return discretegrad.ESTIMATORS
 
 
+def families(row: Any) -> tuple[str, ...]:
+    """The kinds of variables that an estimator is for; both if its row does not say."""
+    return tuple(row.families) or ("categorical", "bernoulli")
+
+
 def sampler(name: str, **options: Any) -> Sample:
     """A sampler of categories, with some options given."""
     function = getattr(discretegrad, name)

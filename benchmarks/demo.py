@@ -37,7 +37,7 @@ def scores_block() -> str:
         [
             f"`{row.name}`",
             row.label,
-            " and ".join(row.families),
+            " and ".join(calls.families(row)),
             "yes" if row.needs_grad_f else "no",
             row.reference,
         ]
