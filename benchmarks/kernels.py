@@ -29,8 +29,6 @@ examples:
 
 import argparse
 import gzip
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -85,8 +83,8 @@ from samplers import (
     tolerance_of,
     torch_gumbel_softmax,
 )
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, gumbel_softmax
+from torch import Tensor
+from torch.nn.functional import gumbel_softmax
 
 FULL_PACE = Pace(rounds=7, seconds=0.012, calls=2000, slow_seconds=0.3, slow_rounds=2)
 QUICK_PACE = Pace(rounds=2, seconds=0.0, calls=1)
@@ -376,24 +374,13 @@ def quadratic(setup: Setup) -> Problem:
 
 def autoencoder(setup: Setup) -> Problem:
     """The paper's VAE: 30 variables of 10 categories, two hidden layers, a batch of 100 images."""
-    variables, categories = 30, 10
     images = read_images(setup.data, *setup.small(100)).to(setup.device)
-    widths = (784, 512, 256, variables * categories)
-    encoder, decoder = (
-        nn.Sequential(*[x for i, o in pairs for x in (nn.Linear(i, o), nn.ReLU())][:-1])
-        for pairs in (itertools.pairwise(widths), itertools.pairwise(widths[::-1]))
-    )
-    encoder, decoder = encoder.to(setup.device), decoder.to(setup.device)
+    encoder, decoder = (x.to(setup.device) for x in plain.coders((784, 512, 256, 300)))
 
     def loss(sample: calls.Sample) -> Tensor:
-        logits = encoder(images).unflatten(-1, (variables, categories))
-        q = logits.softmax(-1)
-        divergence = (q * torch.log(q + 1e-10)).sum((-2, -1)) + variables * math.log(categories)
-        pixels = decoder(sample(logits).flatten(-2))
-        reconstruction = binary_cross_entropy_with_logits(pixels, images, reduction="sum")
-        return reconstruction / len(images) + divergence.mean()
+        return plain.negative_elbo(encoder, decoder, images, sample, 10)
 
-    return Problem(VAE, categories, [*encoder.parameters(), *decoder.parameters()], [images], loss)
+    return Problem(VAE, 10, [*encoder.parameters(), *decoder.parameters()], [images], loss)
 
 
 def read_images(path: Path, count: int) -> Tensor:

@@ -1,7 +1,12 @@
-"""The estimators without the library: stop-gradient forms as the papers print them, one formula."""
+"""Without the library: stop-gradient forms as the papers print them, a formula, the paper's VAE."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 
 def reinmax_formula(logits: Tensor, g: Tensor, z: Tensor, tau: float) -> Tensor:
@@ -62,3 +67,28 @@ def bernoulli_gumbel_rao(theta: Tensor, tau: float = 1.0, num_draws: int = 1000)
     uniform = torch.where(sample.bool(), 1 - prob + prob * uniform, (1 - prob) * uniform)
     noise = torch.logit(uniform, eps=1e-6)
     return replaced(sample, torch.sigmoid((theta + noise) / tau).mean(0))
+
+
+def coders(widths: Sequence[int]) -> tuple[nn.Module, nn.Module]:
+    """An encoder with layers of these widths, and a decoder that has them in reverse."""
+    encoder, decoder = (
+        nn.Sequential(*[x for i, o in pairs for x in (nn.Linear(i, o), nn.ReLU())][:-1])
+        for pairs in (itertools.pairwise(widths), itertools.pairwise(widths[::-1]))
+    )
+    return encoder, decoder
+
+
+def negative_elbo(
+    encoder: nn.Module,
+    decoder: nn.Module,
+    images: Tensor,
+    sample: Callable[[Tensor], Tensor],
+    categories: int,
+) -> Tensor:
+    """The mean over images, with one sample of the code for each and a uniform prior."""
+    logits = encoder(images).unflatten(-1, (-1, categories))
+    pixels = decoder(sample(logits).flatten(-2))
+    reconstruction = binary_cross_entropy_with_logits(pixels, images, reduction="sum")
+    q = logits.softmax(-1)
+    divergence = (q * torch.log(q + 1e-10)).sum()
+    return (reconstruction + divergence) / len(images) + logits.shape[-2] * math.log(categories)

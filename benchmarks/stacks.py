@@ -84,8 +84,7 @@ from pages import (
     three_digits,
 )
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import Tensor
 
 from discretegrad_lab import recipes
 from discretegrad_lab.config import Polynomial, Run, Vae
@@ -213,8 +212,7 @@ class PlainVae:
 
     def __init__(self, run: Vae, images: Tensor, device: torch.device) -> None:
         torch.manual_seed(run.seed)
-        self.encoder = perceptron(widths(run)).to(device)
-        self.decoder = perceptron(widths(run)[::-1]).to(device)
+        self.encoder, self.decoder = (x.to(device) for x in plain.coders(widths(run)))
         parameters = [*self.encoder.parameters(), *self.decoder.parameters()]
         self.optimiser = torch.optim.Adam(parameters, lr=run.learning_rate)
         self.run, self.images = run, images.to(device)
@@ -235,13 +233,8 @@ class PlainVae:
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean negative ELBO, with one sample for each image."""
-        latents, categories = self.run.latents, self.run.categories
-        logits = self.encoder(x).unflatten(-1, (latents, categories))
-        out = self.decoder(plain.reinmax(logits, self.run.tau).flatten(-2))
-        reconstruction = binary_cross_entropy_with_logits(out, x, reduction="sum")
-        q = logits.softmax(-1)
-        divergence = (q * torch.log(q + 1e-10)).sum()
-        return (reconstruction + divergence) / len(x) + latents * math.log(categories)
+        sample = partial(plain.reinmax, tau=self.run.tau)
+        return plain.negative_elbo(self.encoder, self.decoder, x, sample, self.run.categories)
 
 
 class PlainPolynomial:
@@ -272,11 +265,6 @@ class PlainPolynomial:
 def widths(run: Vae) -> tuple[int, ...]:
     """Of the encoder's layers; the decoder has them in reverse."""
     return (vae.PIXELS, *vae.HIDDEN, run.latents * run.categories)
-
-
-def perceptron(sizes: Sequence[int]) -> nn.Sequential:
-    layers = [x for i, o in itertools.pairwise(sizes) for x in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
 
 
 def distance(run: Polynomial, x: Tensor) -> Tensor:

@@ -95,14 +95,6 @@ def test_the_plain_forms_estimate_the_same(plain_form, ours):
     assert ((means[0] - means[1]).abs() < 5 * sum(errors).sqrt() + 1e-6).all()
 
 
-def test_the_published_numbers_have_their_places():
-    names = [method.name for method in kernels.METHODS]
-    assert names[:4] == ["ReinMax", "ST", "STGS", "GST-1.0"]
-    assert names[4:] == ["GR-MCK 100", "GR-MCK 300", "GR-MCK 1000"]
-    assert kernels.PUBLISHED["QP"][6] == (6.6, 3e9)
-    assert kernels.PUBLISHED["MNIST-VAE"][4] == (5.2, 76e6)
-
-
 def test_images_are_read_or_refused(mnist, tmp_path):
     images = kernels.read_images(mnist, 100)
     assert images.shape == (100, 784)
@@ -134,27 +126,6 @@ def test_only_what_the_host_does_not_matter_for_is_timed_on_the_stream():
 
 
 # targets
-
-
-def test_the_targets_are_those_of_the_issues():
-    limits = {}
-    for target in kernels.TARGETS:
-        limits.setdefault((target.where["case"], target.column), set()).add(target.limit)
-    for shape, floor in (("65536x1024", 1.25), ("8192x32768", 1.25), ("2048x131072", 1.6)):
-        assert limits[shape, "times_floor"] == {floor}
-        assert limits[shape, "speedup_pypi"] == {7}
-        assert limits[shape, "speedup_torch"] == {4}
-        assert limits[shape, "peak_extra_tensors"] == {2.1}
-    for shape, speed in (("3000x10", 1.6), ("400x8", 1)):
-        assert limits[shape, "launches_forward"] == limits[shape, "launches_backward"] == {2}
-        assert limits[shape, "speedup_pypi"] == {4}
-        assert limits[shape, "speedup_torch"] == {speed}
-        assert limits[shape, "seconds"] == {12}
-    assert limits["512x128x2", "memory_ratio"] == limits["QP", "memory_ratio"] == {2}
-    assert limits["512x128x2", "speedup_plain"] == limits["QP", "speedup_plain"] == {20}
-    assert limits["8192x131072x1024", "beyond_bytes"] == {256}
-    assert limits["8192x131072x1024", "speedup_plain"] == {1 / 2.5}
-    assert len(kernels.TARGETS) == 40
 
 
 def test_every_target_is_about_something_that_is_stored():
@@ -224,11 +195,3 @@ def test_losses_are_shown(results):
     assert f"`reinmax` is slower {where} (0.50x)." in losses
     assert f"`reinmax` needs more memory {where} (1.50x)." in losses
     assert len(losses) == 6  # against torch, PyPI and the torch path
-
-
-def test_tensors_that_fit_into_the_cache_are_named(results):
-    large = results.of(section="large")
-    note = kernels.cache_note([row | {"l2_bytes": "1000"} for row in large])
-    assert "16x10 float32 (640 bytes)" in note
-    assert "16x32 float32" not in note
-    assert kernels.cache_note(large).startswith("At large sizes data are larger")
