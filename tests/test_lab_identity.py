@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from discretegrad_lab.noise import Noise, mixed
-from discretegrad_lab.recipes import RECIPES
+from discretegrad_lab.stack.noise import Noise, mixed
+from discretegrad_lab.tasks import recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -33,7 +33,7 @@ def stored(name):
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_stored_runs_keep_their_identities(name):
-    identities = [run.identity for run in RECIPES[name].runs()]
+    identities = [run.identity for run in recipe(name).runs()]
     assert identities == stored(name)
     assert (len(identities), digest(identities)) == FROZEN[name]
 

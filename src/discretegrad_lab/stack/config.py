@@ -18,14 +18,6 @@ VERSION = 2
 _KINDS = ("sampler", "score", "exact")
 
 
-def later(default: Any) -> Any:
-    """A field that runs did not have when the first ones were stored.
-
-    At its default it is no part of the identity, so that those keep theirs.
-    """
-    return dataclasses.field(default=default, metadata={"later": True})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that decides the outcome of a training run on a kind of device, but rounding.
@@ -40,6 +32,11 @@ class Run:
         "schedule", "schedule_factor", "schedule_every", "clip_norm",
     )  # fmt: skip
     """What may differ between the members of a stack; all else is the same for them."""
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "schedule", "schedule_factor", "schedule_every", "clip_norm",
+    )  # fmt: skip
+    """What runs did not have when the first ones were stored. At its default it is no part of the
+    identity, so that those keep theirs."""
     counts: ClassVar[tuple[str, ...]] = ()
     """Fields of a task that are positive whole numbers."""
 
@@ -55,15 +52,15 @@ class Run:
     """Of noise, for each sample of an estimator that has the option ``num_draws``."""
     tf32: bool = False
     """Whether matrix products may round their factors to 10 bits, on GPUs that can."""
-    own_line: Line | None = later(None)
+    own_line: Line | None = None
     """The line, if it is none of the paper's."""
-    schedule: Literal["constant", "cosine", "linear", "exponential", "step"] = later("constant")
+    schedule: Literal["constant", "cosine", "linear", "exponential", "step"] = "constant"
     """Of the learning rate, see ``Schedule``."""
-    schedule_factor: float = later(0.0)
+    schedule_factor: float = 0.0
     """What the learning rate is multiplied by at the end, or at each step."""
-    schedule_every: int = later(1)
+    schedule_every: int = 1
     """Epochs between the steps of the schedule step."""
-    clip_norm: float | None = later(None)
+    clip_norm: float | None = None
     """The largest norm of a member's gradient."""
 
     def __post_init__(self) -> None:
@@ -123,7 +120,7 @@ class Run:
             if field.name == "own_line":
                 if value is not None:
                     found["line"] = value.document()
-            elif not (field.metadata.get("later") and value == field.default):
+            elif not (field.name in self.later_fields and value == field.default):
                 found[field.name] = value
         return found
 

@@ -135,7 +135,7 @@ class Line:
         if isinstance(found, FunctionType):
             return "sampler", found, frozenset(inspect.signature(found).parameters)
         call = function(found)
-        kind = "exact" if found.evaluations is None else found.kind
+        kind: Kind = "exact" if found.evaluations is None else found.kind
         takes = {*found.options, *inspect.signature(call).parameters}
         return kind, call, frozenset(takes)
 
@@ -172,7 +172,7 @@ def _place(row: str | Estimator | Function) -> tuple[str, Path | None, str]:
         return f"{file.name}:{name}", file, digest_of(file)
     if isinstance(row, Estimator) and ESTIMATORS.get(row.name) is row:
         return row.name, None, ""
-    function = row if isinstance(row, FunctionType) else code(row)
+    function = code(row) if isinstance(row, Estimator) else row
     module = sys.modules.get(function.__module__)
     names = [name for name, value in vars(module).items() if value is row] if module else []
     path = inspect.getsourcefile(function) or ""

@@ -31,8 +31,8 @@ def load_file(file: Path, digest: str | None = None) -> ModuleType:
     found = hashlib.sha256(content).hexdigest()[:16]
     if digest not in (None, found):
         raise ValueError(
-            f"expected {file} as it was when its runs were made, got a file that has changed since; "
-            "start again"
+            f"expected {file} as it was when its runs were made, got a file that has changed "
+            "since; start again"
         )
     # found again by its name where objects are unpickled, so the folder is part of it
     place = hashlib.sha256(str(file).encode()).hexdigest()[:8]

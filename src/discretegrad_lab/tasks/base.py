@@ -1,5 +1,6 @@
 """What a task says about itself: its runs, its model, its metrics, and how its results read."""
 
+import csv
 import dataclasses
 import difflib
 import itertools
@@ -20,8 +21,8 @@ from .evidence import Judgement, Results
 from .statistics import Summary
 
 __all__ = [
-    "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe", "Run", "Table",
-    "Task",
+    "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe", "Run",
+    "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
 
 
@@ -81,6 +82,18 @@ class Claim:
     """The figure or table it speaks of."""
     text: str
     judge: Callable[[Results], Judgement]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def read_claims(
+    path: Path, judges: Mapping[str, Callable[[Results], Judgement]]
+) -> dict[str, Claim]:
+    """The claims of a CSV file with the columns name, section, place and text."""
+    return {row["name"]: Claim(**row, judge=judges[row["name"]]) for row in read_rows(path)}
 
 
 @dataclass(frozen=True)

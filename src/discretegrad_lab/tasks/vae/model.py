@@ -11,7 +11,7 @@ what an estimator has to differentiate; the second and third term have an ordina
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from ..compilation import compiled, worth_compiling
-from ..config import TRAIN_IMAGES, Vae
+from ...stack.compilation import compiled, worth_compiling
+from ...stack.config import Run
+from ...stack.layers import generators, mlp
+from ...stack.model import Group, Model
+from ...stack.noise import Noise
+from ...stack.sampler import Sampler
 from ..data import Images, load_mnist
-from ..estimators import Sampler
-from ..noise import Noise
-from ..stacked import generators, mlp
+from .config import TRAIN_IMAGES, Vae
 
 PIXELS = 784
 HIDDEN = (512, 256)
@@ -35,22 +37,23 @@ TEST_EVERY = 10
 _DRAWN = 200
 # several of those, since launching the kernels of a test takes longer than running them
 _TEST_BATCH = 5 * _DRAWN
+# images in a row of a picture
+_SHOWN = 12
 # the streams of random numbers besides the one of training
 _ORDER, _TEST, _PICTURES = 1, 2, 3
 
 
-class VaeTask:
+class VaeModel(Model):
     """All members' networks with the images.
 
     Args:
         runs: One for each member.
         device: Where everything is.
-        data: The directory of the data sets, see ``discretegrad_lab.data``.
+        data: The directory of the data sets, see ``discretegrad_lab.tasks.data``.
         images: Others than those of the data set.
     """
 
-    loss_name = "train"
-    one_thread = False
+    loss_names = ("train",)
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class VaeTask:
         *,
         images: Images | None = None,
     ) -> None:
+        super().__init__()
         run = runs[0]
         seeds = [one.seed for one in runs]
         self._noise = Noise(seeds, device)
@@ -81,11 +85,12 @@ class VaeTask:
         encoder, decoder = _sizes(run)
         self._encoder = mlp(starts, encoder).to(device)
         self._decoder = mlp(starts, decoder).to(device)
-        self.parameters: dict[str, Tensor] = {
+        parameters: dict[str, Tensor] = {
             f"{name}.{part}": parameter
             for name, network in (("encoder", self._encoder), ("decoder", self._decoder))
             for part, parameter in network.named_parameters()
         }
+        self.groups["model"] = Group.of_runs(parameters, runs)
 
         # what is all memory traffic in a step
         fuse = worth_compiling(device, self._members * run.batch * PIXELS)
@@ -97,29 +102,7 @@ class VaeTask:
         shape = (self._members, self.steps_per_epoch, run.batch)
         self._order = torch.zeros(shape, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-
-    @classmethod
-    def bytes_per_member(cls, run: Vae) -> int:
-        """An upper guess of the device memory that one more member takes."""
-        encoder, decoder = _sizes(run)
-        weights = sum((a + 1) * b for sizes in (encoder, decoder) for a, b in pairwise(sizes))
-        # parameters, gradients and two moments
-        model = 4 * 4 * weights
-        # a layer's result, its rectified form and a gradient; the pixels' and the latent ones
-        # pass through several more steps of the loss and of the estimator
-        activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
-        # where the loss of a test batch takes most; a graph keeps what training needs meanwhile
-        test = 4 * _TEST_BATCH * (3 * PIXELS + 6 * encoder[-1])
-        # the order of the images, with the random numbers and the copies that sorting takes
-        return model + activations + test + (8 + 32) * TRAIN_IMAGES[run.data]
-
-    @property
-    def learned(self) -> list[Tensor]:
-        """No estimator learns anything here."""
-        return []
-
-    def learn(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
-        """Nothing, see ``learned``."""
+        self.counters = [self._noise.counter, self._step]
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the images in each member's own new order, and start the random numbers.
@@ -133,13 +116,13 @@ class VaeTask:
         self._step.zero_()
         self._noise.begin(epoch)
 
-    def losses(self) -> Tensor:
-        """The mean negative ELBO of the next batch, (members,)."""
+    def losses(self) -> dict[str, Tensor]:
+        """The mean negative ELBO of the next batch."""
         x = self._next_batch()
         logits = self._logits(self._encoder, x, self._latents)
         samples = self._sampler(logits)
         self._noise.next_step()
-        return self._loss(self._decoder, samples, x, logits)
+        return {"train": self._loss(self._decoder, samples, x, logits)}
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
@@ -168,13 +151,6 @@ class VaeTask:
         means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
 
-    def extra_state(self) -> tuple[range, dict[str, Tensor]]:
-        """Nothing: order and random numbers follow from the seed and the epoch."""
-        return range(0), {}
-
-    def load_extra(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """Nothing, see ``extra_state``."""
-
     def _next_batch(self) -> Tensor:
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
         index = self._order.index_select(1, self._step)
@@ -188,6 +164,45 @@ class VaeTask:
             drawn.append(self._aside.categories(part))
             self._aside.next_step()
         return one_hot(torch.cat(drawn, dim=1), self._categories).to(logits.dtype)
+
+
+def memory(run: Vae) -> int:
+    """An upper guess of the device memory that one more member takes."""
+    encoder, decoder = _sizes(run)
+    weights = sum((a + 1) * b for sizes in (encoder, decoder) for a, b in pairwise(sizes))
+    # parameters, gradients and two moments
+    model = 4 * 4 * weights
+    # a layer's result, its rectified form and a gradient; the pixels' and the latent ones
+    # pass through several more steps of the loss and of the estimator
+    activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
+    # where the loss of a test batch takes most; a graph keeps what training needs meanwhile
+    test = 4 * _TEST_BATCH * (3 * PIXELS + 6 * encoder[-1])
+    # the order of the images, with the random numbers and the copies that sorting takes
+    return model + activations + test + (8 + 32) * TRAIN_IMAGES[run.data]
+
+
+def draw_reconstructions(
+    runs: Sequence[Run],
+    load: Callable[[Run], Mapping[str, Tensor]],
+    data: Path | None = None,
+    images: Images | None = None,
+) -> list[tuple[str, Tensor]]:
+    """Test images, and what each model makes of one sample of their codes, see ``Picture``."""
+    images = load_mnist(data) if images is None else images
+    shown = images.test[:_SHOWN]
+    rows: list[tuple[str, Tensor]] = []
+    for run in runs:
+        assert isinstance(run, Vae)
+        model = VaeModel([run], torch.device("cpu"), images=images)
+        state = load(run)
+        with torch.no_grad():
+            for name, parameter in model.groups["model"].parameters.items():
+                parameter[0] = state[f"parameters/{name}"]
+        originals, means = model.reconstructions(0, shown)
+        if not rows:
+            rows.append(("original", originals.unflatten(-1, (28, 28))))
+        rows.append((run.line.label, means.unflatten(-1, (28, 28))))
+    return rows
 
 
 def _logits(encoder: nn.Module, x: Tensor, latents: int) -> Tensor:

@@ -82,15 +82,33 @@ def _apply(rule: str, states: Sequence[State], gradients: Sequence[Tensor], s: S
 
 
 def _advance(
-    steps: Tensor, alive: Tensor, is_radam: Tensor, rates: Tensor, table: Tensor
+    steps: Tensor,
+    alive: Tensor,
+    is_radam: Tensor,
+    rates: Tensor,
+    table: Tensor,
+    factors: Tensor | None = None,
 ) -> Scalars:
     """Count a step of the living members; what follows from the counts."""
+    if factors is not None:
+        # of the learning rates, (members, updates)
+        rates = rates * factors.gather(1, steps.clamp(max=factors.shape[1] - 1).unsqueeze(1))
     steps += alive
     row = table[steps.clamp(max=len(table) - 1)]
     first, second, rectification = row.float().unsqueeze(-1).unbind(1)
     size = -rates / row[:, :1]
     alive = alive.unsqueeze(-1)
     return Scalars(alive, is_radam, rates.float(), size.float(), first, second, rectification)
+
+
+def clipped(gradients: Sequence[Tensor], longest: Tensor) -> list[Tensor]:
+    """Gradients with each member's norm over all of them limited, (members, n) each."""
+    flat = [gradient.reshape(len(longest), -1) for gradient in gradients]
+    norms = torch.stack([torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in flat])
+    total = torch.linalg.vector_norm(norms, dim=0)
+    # 1e-6 as in torch.nn.utils; a limit of infinity over any norm is no limit
+    factor = (longest / (total + 1e-6)).clamp(max=1.0)
+    return [x * factor for x in flat]
 
 
 @lru_cache
@@ -124,6 +142,10 @@ class Optimiser:
         parameters: (members, ...) each, float32 and contiguous, on one device; updated in place.
         kinds: "adam" or "radam" for each member.
         learning_rates: One for each member.
+        schedules: For each member the factor of its learning rate at each of its updates, the last
+            one also for all that follow; constant by default.
+        clip_norms: For each member the largest norm of its gradient, None for no limit; a larger
+            gradient is shortened as ``torch.nn.utils.clip_grad_norm_`` does.
         compile: Whether ``torch.compile`` fuses the update of a parameter; by default it does so
             for large stacks on a GPU.
 
@@ -137,6 +159,8 @@ class Optimiser:
         kinds: Sequence[str],
         learning_rates: Sequence[float],
         *,
+        schedules: Sequence[Sequence[float]] | None = None,
+        clip_norms: Sequence[float | None] | None = None,
         compile: bool | None = None,
     ) -> None:
         _check(parameters, kinds, learning_rates)
@@ -155,6 +179,13 @@ class Optimiser:
             [[rate] for rate in learning_rates], dtype=torch.float64, device=device
         )
         self._table = corrections().to(device)
+        self._factors = None
+        if schedules is not None:
+            self._factors = torch.tensor(schedules, dtype=torch.float64, device=device)
+        self._longest = None
+        if any(norm is not None for norm in clip_norms or ()):
+            limits = [[math.inf if norm is None else norm] for norm in clip_norms or ()]
+            self._longest = torch.tensor(limits, device=device)
         if compile is None:
             compile = worth_compiling(device, sum(p.numel() for p in flat.values()))
         # two functions: in one, every element would repeat the arithmetic of its member
@@ -170,9 +201,14 @@ class Optimiser:
             alive: bool, (members,). The other members keep their parameters and their state,
                 whatever their gradients are.
         """
-        scalars = self._advance(self._steps, alive, self._is_radam, self._rates, self._table)
+        scalars = self._advance(
+            self._steps, alive, self._is_radam, self._rates, self._table, self._factors
+        )
         states = list(self._states.values())
-        self._apply(self._rule, states, [gradients[name] for name in self._states], scalars)
+        ordered = [gradients[name] for name in self._states]
+        if self._longest is not None:
+            ordered = clipped(ordered, self._longest)
+        self._apply(self._rule, states, ordered, scalars)
 
     def state(self, member: int) -> dict[str, Tensor]:
         """What a member needs to go on, besides its parameters; copies on the CPU."""

@@ -1,22 +1,19 @@
-"""The numbers and the claims of the paper, with the place of each, and where they do not agree.
+"""The paper's tables of the VAE, with the place of each number, and where they do not agree.
 
 Liu et al., "Bridging Discrete and Backpropagation: Straight-Through and Beyond", NeurIPS 2023,
 arXiv:2304.08612. Columns are called categories x latents, as there. The tables were read in the
 paper's LaTeX source, which has sections but no pages.
 """
 
-import csv
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import combinations
+from pathlib import Path
 from typing import Literal
 
-from .statistics import Summary
+from ..base import Cell, Table, read_rows
 
-Measure = Literal["train", "test"]
 AVERAGE = "average"
 # the candidates of Table 7
 OPTIMISERS = ("adam", "radam")
@@ -24,29 +21,21 @@ LEARNING_RATES = (1e-3, 7e-4, 5e-4, 3e-4)
 TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 # what rounding to two places can hide
 _ROUNDING = 0.005
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One number of a table: the negative ELBO on MNIST in nats."""
+class Number(Cell):
+    """One number of a table: the negative ELBO in nats. The averages have no spread."""
 
     table: int
-    label: str
     section: str
-    measure: Measure
-    chosen_by: Measure
+    measure: str
+    """``"train"`` or ``"test"``."""
+    chosen_by: str
     """What the hyper-parameters were chosen by."""
     estimator: str
     column: str
-    value: float
-    spread: float | None
-    """The standard deviation over the runs; the averages have none."""
-    runs: int
-
-    @property
-    def summary(self) -> Summary:
-        """The number, as one of our own."""
-        return Summary(self.runs, self.value, math.nan if self.spread is None else self.spread)
 
 
 @dataclass(frozen=True)
@@ -59,17 +48,6 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper."""
-
-    name: str
-    section: str
-    place: str
-    """The figure or table it speaks of."""
-    text: str
-
-
-@dataclass(frozen=True)
 class Doubt:
     """Two numbers of the paper that cannot both be right."""
 
@@ -79,31 +57,45 @@ class Doubt:
     text: str
 
 
-def rows(name: str) -> list[dict[str, str]]:
-    """The lines of a file in ``tables``."""
-    text = files("discretegrad_lab").joinpath("tables", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+_SETTINGS = read_rows(_FOLDER / "hyperparameters.csv")
+COLUMNS = tuple(dict.fromkeys(row["column"] for row in _SETTINGS))
+"""Those of Table 8."""
 
 
 @cache
-def cells() -> dict[tuple[int, str, str], Cell]:
+def cells() -> dict[tuple[int, str, str], Number]:
     """Tables 2, 9, 10 and 11: each number under its table, estimator and column."""
-    found = {}
-    for row in rows("mnist_vae.csv"):
-        key = int(row["table"]), row["estimator"], row["column"]
-        found[key] = Cell(
-            table=key[0],
-            label=row["label"],
-            section=row["section"],
-            measure="train" if row["measure"] == "train" else "test",
-            chosen_by="train" if row["chosen_by"] == "train" else "test",
-            estimator=key[1],
-            column=key[2],
+    return {
+        (int(row["table"]), row["estimator"], row["column"]): Number(
             value=float(row["value"]),
             spread=float(row["spread"]) if row["spread"] else None,
             runs=int(row["runs"]),
+            table=int(row["table"]),
+            section=row["section"],
+            measure=row["measure"],
+            chosen_by=row["chosen_by"],
+            estimator=row["estimator"],
+            column=row["column"],
         )
-    return found
+        for row in read_rows(_FOLDER / "published.csv")
+    }
+
+
+def table(number: int, column: str) -> Table:
+    """A column of one of those tables."""
+    numbers = [x for x in cells().values() if (x.table, x.column) == (number, column)]
+    texts: dict[str, list[str]] = {}
+    for doubt in doubts():
+        if (doubt.table, doubt.column) == (number, column):
+            texts.setdefault(doubt.estimator, []).append(doubt.text)
+    return Table(
+        number,
+        numbers[0].section,
+        column,
+        numbers[0].runs,
+        {x.estimator: x for x in numbers},
+        {estimator: "; ".join(parts) for estimator, parts in texts.items()},
+    )
 
 
 @cache
@@ -115,19 +107,12 @@ def settings(column: str) -> dict[str, Setting]:
             float(row["learning_rate"]),
             float(row["tau"]),
         )
-        for row in rows("hyperparameters.csv")
+        for row in _SETTINGS
         if row["column"] == column
     }
     if not found:
-        known = dict.fromkeys(row["column"] for row in rows("hyperparameters.csv"))
-        raise ValueError(f"expected a column of Table 8 ({', '.join(known)}), got {column!r}")
+        raise ValueError(f"expected a column of Table 8 ({', '.join(COLUMNS)}), got {column!r}")
     return found
-
-
-@cache
-def claims() -> dict[str, Claim]:
-    """What the paper says of its figures and tables, by our names for it."""
-    return {row["name"]: Claim(**row) for row in rows("claims.csv")}
 
 
 def doubts() -> list[Doubt]:
@@ -220,7 +205,7 @@ def _twins() -> Iterator[Doubt]:
 
 
 def _candidates() -> Iterator[Doubt]:
-    for row in rows("hyperparameters.csv"):
+    for row in _SETTINGS:
         if float(row["tau"]) not in TEMPERATURES:
             yield Doubt(
                 int(row["table"]),

@@ -43,6 +43,11 @@ class Noise:
         self._keys = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self.device)
 
+    @property
+    def counter(self) -> Tensor:
+        """What a step advances, on a GPU."""
+        return self._step
+
     def begin(self, epoch: int, stream: int = 0) -> None:
         """Start the numbers of an epoch; ``stream`` tells training and evaluation apart."""
         keys = [mixed(seed, epoch, stream) for seed in self._seeds]

@@ -28,8 +28,8 @@ class Linear(nn.Module):
 
     Example:
         >>> import torch
-        >>> from discretegrad_lab import stacked
-        >>> layer = stacked.Linear(stacked.generators([7, 8]), 3, 5)
+        >>> from discretegrad_lab.stack import layers
+        >>> layer = layers.Linear(layers.generators([7, 8]), 3, 5)
         >>> layer(torch.zeros(2, 10, 3)).shape
         torch.Size([2, 10, 5])
         >>> _ = torch.manual_seed(8)

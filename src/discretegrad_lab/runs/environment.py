@@ -17,7 +17,7 @@ import discretegrad
 COMMIT = "DISCRETEGRAD_COMMIT"
 """Names the commit where the source is no git checkout, such as on a machine of a cluster."""
 
-_PACKAGES = (Path(discretegrad.__file__).parent, Path(__file__).parent)
+_PACKAGES = (Path(discretegrad.__file__).parent, Path(__file__).parents[1])
 _MEMORY_INFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 
