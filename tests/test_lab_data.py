@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from discretegrad_lab import data
+from discretegrad_lab.tasks import data
 
 SHAPES = {
     "train-images-idx3-ubyte.gz": (6, 28, 28),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discretegrad_lab.optimisers import BETA1, BETA2, EPS, Optimiser, corrections
+from discretegrad_lab.stack.optimisers import BETA1, BETA2, EPS, Optimiser, corrections
 
 KINDS = {
     "adam": ["adam"] * 5,

@@ -26,7 +26,7 @@ class Sampler:
         self.members = slice(0, len(runs))
         """The members of the stack that these runs are: the first ones."""
         self.groups = groups(runs)
-        self._draws = runs[0].draws
+        self._draws = [run.draws for run in runs]
         self._numbers = [run.tau for run in runs]
         self._taus = torch.tensor(self._numbers, device=noise.device)
 
@@ -50,7 +50,7 @@ class Sampler:
         if line.takes("tau"):
             arguments["tau"] = self._tau(members, logits.ndim)
         if line.takes("num_draws"):
-            arguments["num_draws"] = self._draws
+            arguments["num_draws"] = self._draws[members.start]
         if line.takes("seed"):
             arguments["seed"] = self.noise.seeds(members)
         elif line.takes("noise"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discretegrad_lab import stacked
+from discretegrad_lab.stack import layers
 
 SEEDS = [3, 0, 11]
 SIZES = [7, 33, 5, 2]
@@ -22,7 +22,7 @@ def alone(seed):
 
 @pytest.fixture
 def network():
-    return stacked.mlp(stacked.generators(SEEDS), SIZES)
+    return layers.mlp(layers.generators(SEEDS), SIZES)
 
 
 def test_a_member_starts_as_torch_would_start_it(network):
@@ -35,9 +35,9 @@ def test_a_member_starts_as_torch_would_start_it(network):
 
 
 def test_layers_after_one_another_continue_the_same_numbers():
-    generators = stacked.generators(SEEDS)
-    stacked.Linear(generators, 4, 6)
-    second = stacked.Linear(generators, 6, 3)
+    generators = layers.generators(SEEDS)
+    layers.Linear(generators, 4, 6)
+    second = layers.Linear(generators, 6, 3)
     for member, seed in enumerate(SEEDS):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -48,12 +48,12 @@ def test_layers_after_one_another_continue_the_same_numbers():
 def test_the_global_generator_is_left_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    stacked.mlp(stacked.generators(SEEDS), SIZES)
+    layers.mlp(layers.generators(SEEDS), SIZES)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_members_of_one_seed_are_equal_and_of_others_are_not():
-    layer = stacked.Linear(stacked.generators([1, 1, 2]), 4, 3)
+    layer = layers.Linear(layers.generators([1, 1, 2]), 4, 3)
     assert torch.equal(layer.weight[0], layer.weight[1])
     assert not torch.equal(layer.weight[0], layer.weight[2])
 
@@ -76,7 +76,7 @@ def test_outputs_and_gradients_are_those_of_each_member_alone(network, generator
 
 
 def test_derivatives_by_finite_differences(generator):
-    layer = stacked.Linear(stacked.generators(SEEDS), 3, 2).double()
+    layer = layers.Linear(layers.generators(SEEDS), 3, 2).double()
     x = torch.randn(len(SEEDS), 4, 3, generator=generator, dtype=torch.float64).requires_grad_()
     parameters = tuple(layer.parameters())
 
@@ -94,7 +94,7 @@ def test_gradients_lie_in_memory_as_the_parameters(network, generator):
 
 
 def test_inputs_without_gradient_get_none(generator):
-    layer = stacked.Linear(stacked.generators(SEEDS), 3, 2)
+    layer = layers.Linear(layers.generators(SEEDS), 3, 2)
     layer(torch.randn(len(SEEDS), 4, 3, generator=generator)).sum().backward()
     assert layer.weight.grad.shape == layer.weight.shape
     assert layer.bias.grad.shape == layer.bias.shape
@@ -119,7 +119,7 @@ def test_the_parameters_are_float32_on_the_cpu_and_can_be_moved(network):
 
 
 def test_the_activation_can_be_chosen():
-    network = stacked.mlp(stacked.generators([0]), [2, 3, 4], activation=nn.Tanh)
+    network = layers.mlp(layers.generators([0]), [2, 3, 4], activation=nn.Tanh)
     assert [type(layer).__name__ for layer in network] == ["Linear", "Tanh", "Linear"]
     assert "members=1, in_features=2, out_features=3" in repr(network)
 
