@@ -64,7 +64,7 @@ def task_of(*runs, images=IMAGES):
 
 def train(task, steps, epoch=0, rate=1e-3):
     """The losses of the first steps of an epoch with Adam, (steps, members)."""
-    optimiser = torch.optim.Adam(task.groups["model"].parameters.values(), lr=rate)
+    optimiser = torch.optim.Adam(task.parameters.values(), lr=rate)
     task.begin_epoch(epoch)
     history = []
     for _ in range(steps):
@@ -132,8 +132,8 @@ def test_loss_and_gradient_are_those_of_a_plain_model(monkeypatch):
     losses = task.losses()["train"]
     gradients = dict(
         zip(
-            task.groups["model"].parameters,
-            torch.autograd.grad(losses.sum(), task.groups["model"].parameters.values()),
+            task.parameters,
+            torch.autograd.grad(losses.sum(), task.parameters.values()),
             strict=True,
         )
     )
@@ -144,9 +144,9 @@ def test_loss_and_gradient_are_those_of_a_plain_model(monkeypatch):
         loss.backward()
         torch.testing.assert_close(losses[member], loss.detach(), **CLOSE)
         plain = dict(model.named_parameters())
-        assert list(plain) == list(task.groups["model"].parameters)
+        assert list(plain) == list(task.parameters)
         for name, parameter in plain.items():
-            assert torch.equal(task.groups["model"].parameters[name][member], parameter), name
+            assert torch.equal(task.parameters[name][member], parameter), name
             torch.testing.assert_close(
                 gradients[name][member], parameter.grad, rtol=1e-3, atol=1e-5, msg=name
             )
@@ -160,10 +160,10 @@ def test_a_member_alone_and_in_a_stack_agree():
     for member, one in enumerate(RUNS):
         alone = task_of(one)
         torch.testing.assert_close(train(alone, 20)[:, 0], together[:, member], **CLOSE)
-        for name, parameter in alone.groups["model"].parameters.items():
+        for name, parameter in alone.parameters.items():
             torch.testing.assert_close(
                 parameter[0],
-                stack.groups["model"].parameters[name][member],
+                stack.parameters[name][member],
                 rtol=1e-3,
                 atol=1e-4,
                 msg=name,
@@ -293,9 +293,7 @@ def test_the_test_is_over_all_test_images():
     task = task_of(run(seed=1), run(seed=2))
     with torch.no_grad():
         # all latent variables are certain: nothing is random
-        task.groups["model"].parameters["encoder.4.bias"].view(2, LATENTS, CATEGORIES)[..., 1] = (
-            1000
-        )
+        task.parameters["encoder.4.bias"].view(2, LATENTS, CATEGORIES)[..., 1] = 1000
     x = IMAGES.test.float() / 255
     z = torch.zeros(LATENTS, CATEGORIES)
     z[:, 1] = 1
@@ -327,7 +325,7 @@ def test_the_test_has_the_samples_of_small_batches(count, device, monkeypatch):
     task = task_of(run(seed=1), run(seed=2), images=images)
     with torch.no_grad():
         # samples matter little to a decoder that has learned nothing
-        task.groups["model"].parameters["decoder.0.weight"] *= 30
+        task.parameters["decoder.0.weight"] *= 30
     aside = task._aside
 
     def with_counters(logits):
@@ -388,7 +386,7 @@ def test_reconstructions_show_the_decoder(monkeypatch):
     logits, z = draws[0]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(task.groups["model"].parameters[name][1])
+            parameter.copy_(task.parameters[name][1])
         torch.testing.assert_close(logits[1].flatten(1), model.encoder(originals), **CLOSE)
         torch.testing.assert_close(means, model.decoder(z[1].flatten(1)), **CLOSE)
     again = task.reconstructions(1, images)[1]
@@ -474,9 +472,7 @@ def test_the_guess_of_the_memory(estimator, categories, latents):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         losses = task.losses()["train"]
-    weights = {
-        x.untyped_storage().data_ptr(): x.nbytes for x in task.groups["model"].parameters.values()
-    }
+    weights = {x.untyped_storage().data_ptr(): x.nbytes for x in task.parameters.values()}
     kept = sum(size for place, (size, _) in saved.items() if place not in weights)
     # parameters, gradient, two moments; what backward needs; the order of 60,000 images
     least = 4 * sum(weights.values()) + kept + of_test + 60_000 * 8

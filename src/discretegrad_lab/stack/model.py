@@ -89,6 +89,11 @@ class Model:
     def __init__(self) -> None:
         self.groups, self.buffers, self.counters = {}, {}, ()
 
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Those of the first group."""
+        return next(iter(self.groups.values())).parameters
+
     def begin_epoch(self, epoch: int) -> None:
         """Prepare an epoch, counted from 0: order of the data, random numbers."""
 

@@ -16,7 +16,7 @@ import struct
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -159,6 +159,13 @@ def check(directory: Path | None = None) -> list[Report]:
     ]
 
 
+def require(names: Sequence[str], directory: Path | None = None) -> None:
+    """Raise ``DataError`` unless every file of these data sets is there and whole."""
+    for name in names:
+        for file in _data_set(name).files:
+            _found(DATA_SETS[name], file, directory)
+
+
 def load_mnist(directory: Path | None = None) -> Images:
     """The images of MNIST, uint8: train (60000, 784), test (10000, 784).
 
@@ -193,9 +200,7 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
     Raises:
         DataError: If a file came from none of its sources, or cannot be written.
     """
-    if name not in DATA_SETS:
-        raise ValueError(f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}")
-    data_set = DATA_SETS[name]
+    data_set = _data_set(name)
     folder = directories(directory)[0] / name
     fetched = []
     for file in data_set.files:
@@ -269,10 +274,22 @@ def _search(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[R
     return report, b""
 
 
+def _data_set(name: str) -> DataSet:
+    if name not in DATA_SETS:
+        raise ValueError(f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}")
+    return DATA_SETS[name]
+
+
 def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
+    path, content = _found(data_set, file, directory)
+    return read_idx(content, file.shape, str(path))
+
+
+def _found(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
+    """Where a file is and what is in it, if it is whole."""
     report, content = _search(data_set, file, directory)
-    if report.state == "ok":
-        return read_idx(content, file.shape, str(report.path))
+    if report.state == "ok" and report.path is not None:
+        return report.path, content
     searched = ", ".join(map(str, directories(directory)))
     found = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
     raise DataError(

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from ...stack.lines import LINES, Line
 from ..base import Cost, Metric, Recipe, Run, Task, read_rows
 from ..evidence import Results
-from .claims import CLAIMS
-from .config import WORDS, Polynomial, best_loss
+from .claims import CLAIMS, LOSS
+from .config import WORDS, Polynomial
 from .model import PolynomialModel, memory
 
 POWERS = (1.5, 2.0, 3.0)
@@ -32,7 +32,7 @@ TASK = Task(
     config=Polynomial,
     model=PolynomialModel,
     metrics=(
-        Metric("expected_loss", "expected loss", 5, optimum=best_loss),
+        LOSS,
         Metric("loss", "loss of the samples", 5),
     ),
     memory=memory,
@@ -104,7 +104,7 @@ def _recipe(name: str, title: str, build: Build, **fields: Any) -> Recipe:
         f"Polynomial programming{title}",
         TASK,
         build,
-        metrics=("expected_loss",),
+        metrics=(LOSS.name,),
         note="The paper shows curves and no numbers.",
         **defaults | fields,
     )

@@ -196,7 +196,7 @@ def draw_reconstructions(
         model = VaeModel([run], torch.device("cpu"), images=images)
         state = load(run)
         with torch.no_grad():
-            for name, parameter in model.groups["model"].parameters.items():
+            for name, parameter in model.parameters.items():
                 parameter[0] = state[f"parameters/{name}"]
         originals, means = model.reconstructions(0, shown)
         if not rows:
