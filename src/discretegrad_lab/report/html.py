@@ -1,4 +1,4 @@
-"""A report as one HTML file that opens from disk: tables, claims and curves to explore.
+"""A report as one HTML file that opens from disk: curves to explore, tables and verdicts.
 
 The page asks for nothing: style, script and data are inside, and its own policy forbids requests.
 Without JavaScript it shows the same curves as still drawings.
@@ -7,129 +7,17 @@ Without JavaScript it shows the same curves as still drawings.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from itertools import groupby
-from typing import TypeAlias
 
-# the page's backgrounds, also in page.html; lines keep a contrast of 3 to 1 to them
-LIGHT, DARK = "#ffffff", "#14171b"
-_CONTRAST = 3.0
-
-# larger numbers would overflow where axes are laid out, so they are gaps like infinities
-_LARGEST = 1e100
+from .axes import rounded
+from .document import Curve, Figure, Page, Section, Table, Verdict, usable
+from .drawing import dashes, drawing, ink, mark
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A line with, if known, the interval around it. What is not finite is a gap."""
-
-    name: str
-    colour: str
-    """As #rrggbb, for a white background; the page adjusts it where it would be hard to see."""
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    dash: str = ""
-    """Lengths of dashes and gaps in pixels, such as "6 3"; empty for a solid line."""
-
-    def __post_init__(self) -> None:
-        """Refuse what would not be drawn, or not as meant."""
-        if not re.fullmatch("#[0-9a-fA-F]{6}", self.colour):
-            raise ValueError(f"expected a colour such as #0072b2, got {self.colour!r}")
-        if not re.fullmatch(r"(\d+(\.\d+)?( \d+(\.\d+)?)+)?", self.dash):
-            raise ValueError(f'expected a dash such as "6 3" or "", got {self.dash!r}')
-        if (self.low is None) != (self.high is None):
-            raise ValueError(
-                f"expected both ends of the interval of {self.name!r}, got one; give low and high"
-            )
-        for name in ("y", "low", "high"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.x):
-                raise ValueError(
-                    f"expected as many values of {name} as of x in {self.name!r}, "
-                    f"got {len(values)} and {len(self.x)}"
-                )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Curves over one axis."""
-
-    title: str
-    caption: str
-    x_label: str
-    y_label: str
-    curves: tuple[Curve, ...]
-    log_y: bool = False
-    """Whether the y axis starts out logarithmic."""
-    reference: float | None = None
-    """Where to draw a horizontal line."""
-    reference_name: str = "reference"
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no point to draw."""
-        return not any(usable(y) for curve in self.curves for y in curve.y)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows; the first column names the row."""
-
-    title: str
-    caption: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse rows that do not fit the headings."""
-        for row in self.rows:
-            if len(row) != len(self.headings):
-                raise ValueError(
-                    f"expected {len(self.headings)} cells in each row of {self.title!r}, "
-                    f"got {len(row)} in {row}"
-                )
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, and what the runs say about it."""
-
-    text: str
-    place: str
-    """Where the paper makes it."""
-    holds: bool | None
-    """None where the runs cannot tell."""
-    evidence: str
-
-
-Item: TypeAlias = Figure | Table | Claim
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page under its own heading."""
-
-    heading: str
-    text: str
-    items: tuple[Item, ...] = ()
-
-
-@dataclass(frozen=True)
-class Page:
-    """A whole report. In texts, an empty line separates paragraphs and `this` is code."""
-
-    title: str
-    introduction: str
-    sections: tuple[Section, ...]
-
-
-def render(page: Page) -> str:
+def to_html(page: Page) -> str:
     """The page as HTML, the same text each time."""
     figures: list[Figure] = []
     sections = [_section(n, section, figures) for n, section in enumerate(page.sections, 1)]
@@ -169,11 +57,12 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
             if isinstance(item, Figure):
                 figures.append(item)
                 inside.append(_figure(item, f"figure-{len(figures)}"))
-            elif isinstance(item, Table):
-                inside.append(_table(item))
             else:
-                inside.append(_claim(item))
-        tag = "ul" if kind is Claim else "div"
+                inside.append(_table(item) if isinstance(item, Table) else _verdict(item))
+        tag = "div"
+        if kind is Verdict:
+            tag = "ul"
+            parts += ["<h3>Claims</h3>", f'<div class="rule">{_paragraphs(section.rule)}</div>']
         parts += [f'<{tag} class="{kind.__name__.lower()}s">', *inside, f"</{tag}>"]
     return "\n".join([*parts, "</section>"])
 
@@ -187,16 +76,12 @@ def _inline(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-_VERDICTS = {True: ("holds", "✓"), False: ("does not hold", "✗"), None: ("undecided", "?")}
-
-
-def _claim(claim: Claim) -> str:
-    word, sign = _VERDICTS[claim.holds]
+def _verdict(verdict: Verdict) -> str:
+    sign = {True: "✓", False: "✗", None: "?"}[verdict.holds]
     return (
-        f'<li class="{word.split()[0]}"><p class="verdict"><span aria-hidden="true">{sign}</span> '
-        f"{word}</p><div><p>{_inline(claim.text)} "
-        f'<cite>{escape(claim.place)}</cite></p><p class="evidence">{_inline(claim.evidence)}</p>'
-        "</div></li>"
+        f'<li class="{verdict.word.split()[0]}"><p class="verdict"><span aria-hidden="true">{sign}'
+        f"</span> {verdict.word}</p><div><p>{_inline(verdict.text)} <cite>{escape(verdict.place)}"
+        f'</cite></p><p class="evidence">{_inline(verdict.evidence)}</p></div></li>'
     )
 
 
@@ -213,14 +98,14 @@ def _table(table: Table) -> str:
         cells = "".join(f"<td{cell}td>" for cell in rest)
         body.append(f'<tr><th scope="row"{first}th>{cells}</tr>')
     notes = "".join(f"<li>{_inline(note)}</li>" for note in table.notes)
-    # the wide ones scroll by themselves, also with the keyboard
+    # the wide ones scroll by themselves, also with the keyboard; the script shows the cue for those
     return "\n".join(
         [
-            f'<div class="table"><div class="scroll" role="region" tabindex="0" '
-            f'aria-label="{escape(table.title)}"><table>',
-            f'<caption><div class="caption"><h3>{_inline(table.title)}</h3>'
-            f"{_paragraphs(table.caption)}</div></caption>",
-            f"<thead><tr>{head}</tr></thead>",
+            f'<div class="table"><div class="caption"><h3>{_inline(table.title)}</h3>'
+            f"{_paragraphs(table.caption)}</div>",
+            '<p class="cue" hidden>This table is wider than the screen: scroll it sideways →</p>',
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">',
+            f'<table aria-label="{escape(table.title)}"><thead><tr>{head}</tr></thead>',
             "<tbody>",
             *body,
             "</tbody></table></div>",
@@ -236,8 +121,9 @@ def _numeric(cells: Sequence[str]) -> bool:
 
 def _figure(figure: Figure, name: str) -> str:
     end = max((x for curve in figure.curves for x in curve.x if usable(x)), default=math.nan)
-    legend = "".join(_entry(curve, *_last(curve, end)) for curve in figure.curves)
-    summary = "; ".join(f"{curve.name} {_last(curve, end)[0]}" for curve in figure.curves)
+    last = [_last(curve, end) for curve in figure.curves]
+    legend = "".join(_entry(figure.curves[n], *texts) for n, texts in enumerate(last))
+    summary = "; ".join(f"{figure.curves[n].name} {value}" for n, (value, _) in enumerate(last))
     label = (
         f"{figure.title}. {figure.y_label} over {figure.x_label}. Last values: {summary or 'none'}."
     )
@@ -248,7 +134,7 @@ def _figure(figure: Figure, name: str) -> str:
             f"{_paragraphs(figure.caption)}</figcaption>",
             '<div class="tools" hidden><button type="button" class="log">log scale</button>'
             '<button type="button" class="reset" disabled>reset zoom</button></div>',
-            f'<div class="plot">{_drawing(figure, label)}</div>',
+            f'<div class="plot">{drawing(figure, label)}</div>',
             '<p class="at">last value</p>',
             f'<ul class="legend">{legend}</ul>',
             '<p class="spoken" aria-live="polite"></p>',
@@ -260,9 +146,10 @@ def _figure(figure: Figure, name: str) -> str:
 def _entry(curve: Curve, value: str, interval: str) -> str:
     """One line of the legend; the script makes it a switch."""
     return (
-        f'<li><button type="button" aria-pressed="true" disabled style="{_ink(curve)}">'
-        '<svg class="swatch" width="28" height="10" aria-hidden="true">'
-        f'<path class="curve" d="M1 5H27"{_dash(curve)}/></svg>'
+        f'<li><button type="button" aria-pressed="true" disabled style="{ink(curve)}">'
+        '<svg class="swatch" width="34" height="12" aria-hidden="true">'
+        f'<path class="curve" d="M1 6H33"{dashes(curve)}/>'
+        f'<path class="mark" d="{mark(curve)}" transform="translate(17 6)"/></svg>'
         f'<span class="name">{escape(curve.name)}</span> <span class="value">{value}</span> '
         f'<span class="interval">{interval}</span></button></li>'
     )
@@ -278,41 +165,8 @@ def _last(curve: Curve, end: float) -> tuple[str, str]:
     if curve.low is not None and curve.high is not None:
         low, high = curve.low[at], curve.high[at]
         if usable(low) and usable(high):
-            parts.append(f"{_digits(low)} to {_digits(high)}")
-    return _digits(curve.y[at]), ": ".join(parts)
-
-
-def _digits(value: float) -> str:
-    return f"{value:#.5g}"
-
-
-def _ink(curve: Curve) -> str:
-    return f"--ink:light-dark({_visible(curve.colour, LIGHT)},{_visible(curve.colour, DARK)})"
-
-
-def _dash(curve: Curve) -> str:
-    return f' stroke-dasharray="{curve.dash}"' if curve.dash else ""
-
-
-def _visible(colour: str, background: str) -> str:
-    """The colour, moved away from the background until their contrast is that of WCAG."""
-    mixed, ground = _rgb(colour), _rgb(background)
-    target = 0.0 if _luminance(ground) > 0.5 else 255.0
-    for percent in range(0, 101, 5):
-        mixed = [c + (target - c) * percent / 100 for c in _rgb(colour)]
-        dark, light = sorted((_luminance(mixed), _luminance(ground)))
-        if (light + 0.05) / (dark + 0.05) >= _CONTRAST:
-            break
-    return "#" + "".join(f"{round(c):02x}" for c in mixed)
-
-
-def _rgb(colour: str) -> list[float]:
-    return [float(int(colour[i : i + 2], 16)) for i in (1, 3, 5)]
-
-
-def _luminance(rgb: Iterable[float]) -> float:
-    linear = [c / 3294.6 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+            parts.append(f"{low:#.5g} to {high:#.5g}")
+    return f"{curve.y[at]:#.5g}", ": ".join(parts)
 
 
 def _data(figure: Figure) -> dict[str, object]:
@@ -321,163 +175,28 @@ def _data(figure: Figure) -> dict[str, object]:
         "x": figure.x_label,
         "y": figure.y_label,
         "log": figure.log_y,
-        "reference": _number(figure.reference),
+        "reference": rounded(figure.reference),
         "referenceName": figure.reference_name,
+        "order": figure.drawn,
         "curves": [
             {
                 "name": curve.name,
-                "style": _ink(curve),
+                "style": ink(curve),
                 "dash": curve.dash,
+                "shape": mark(curve),
+                "marks": figure.marks(number),
                 **{
-                    name: [_number(v) for v in values]
+                    name: [rounded(v) for v in values]
                     for name in ("x", "y", "low", "high")
                     if (values := getattr(curve, name)) is not None
                 },
             }
-            for curve in figure.curves
+            for number, curve in enumerate(figure.curves)
         ],
     }
-
-
-def _number(value: float | None) -> float | None:
-    if value is None or not usable(value):
-        return None
-    # seven digits are more than a screen shows, and half the bytes
-    return float(f"{value:.7g}") if abs(value) * _LARGEST > 1 else 0.0
 
 
 def _json(document: object) -> str:
     """JSON that cannot end the script element around it."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
-
-
-def usable(value: float, log: bool = False) -> bool:
-    """Whether a point can be drawn."""
-    return abs(value) < _LARGEST and (value * _LARGEST > 1 or not log)
-
-
-def line_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float]]]:
-    """The line between its gaps: points x, y."""
-    points = zip(curve.x, curve.y, strict=True)
-    pieces = groupby(points, key=lambda point: usable(point[0]) and usable(point[1], log))
-    return [list(piece) for good, piece in pieces if good]
-
-
-def band_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float, float]]]:
-    """The interval between its gaps: x, low, high; low may lie below a logarithmic axis."""
-    if curve.low is None or curve.high is None:
-        return []
-    points = zip(curve.x, curve.low, curve.high, strict=True)
-    pieces = groupby(points, key=lambda p: usable(p[0]) and usable(p[1]) and usable(p[2], log))
-    return [list(piece) for good, piece in pieces if good]
-
-
-def limits(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ends of both axes: all that can be drawn, with a little space above and below it."""
-    xs = [x for curve in figure.curves for x in curve.x]
-    ys = [y for curve in figure.curves for s in (curve.y, curve.low, curve.high) for y in s or ()]
-    if figure.reference is not None:
-        ys.append(figure.reference)
-    return _ends(xs, 0.0, False), _ends(ys, 0.05, figure.log_y)
-
-
-def _ends(values: Iterable[float], share: float, log: bool) -> tuple[float, float]:
-    rounded = [_number(v) or 0.0 for v in values if usable(v, log)]
-    scaled = [math.log10(v) for v in rounded] if log else rounded
-    low, high = min(scaled, default=0.0), max(scaled, default=1.0)
-    space = share * (high - low)
-    if low == high:
-        space = 0.5 if log else 0.05 * abs(high) or 0.5
-    low, high = low - space, high + space
-    return (10**low, 10**high) if log else (low, high)
-
-
-def ticks(low: float, high: float, count: int, log: bool = False) -> list[float]:
-    """Round numbers between the ends, about ``count`` of them."""
-    if log and high / low >= 10:
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        every = math.ceil((last - first) / count)
-        digits = (1, 2, 5) if 3 * (last - first) <= count + 3 else (1,)
-        powers = [d * 10.0**k for k in range(first, last + 1, every) for d in digits]
-        return [p for p in powers if low <= p <= high]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.7 * rough)
-    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def labels(numbers: Sequence[float], log: bool) -> list[str]:
-    """The numbers as text, with the same number of decimals along a plain axis."""
-    texts = [f"{v:.6g}" for v in numbers]
-    if (log and numbers[-1] >= 10 * numbers[0]) or any("e" in text for text in texts):
-        return texts
-    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
-    return [f"{v:.{decimals}f}" for v in numbers]
-
-
-# of the still drawing, in pixels
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 360, 56, 12, 26, 42
-
-
-def _drawing(figure: Figure, label: str) -> str:
-    """The figure without interaction, as the script would first draw it."""
-    (x_low, x_high), (y_low, y_high) = limits(figure)
-    log, bottom = figure.log_y, _HEIGHT - _BOTTOM
-    f = math.log10 if log else float
-
-    def px(x: float) -> str:
-        return f"{_LEFT + (_WIDTH - _LEFT - _RIGHT) * (x - x_low) / (x_high - x_low):.1f}"
-
-    def py(y: float) -> str:
-        # what a logarithm does not have lies below: the lower ends of intervals
-        part = (f(y) - f(y_low)) / (f(y_high) - f(y_low)) if usable(y, log) else 0.0
-        return f"{bottom - (bottom - _TOP) * part:.1f}"
-
-    parts = [
-        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
-        f'<text class="label" x="2" y="12">{escape(figure.y_label)}</text>',
-        f'<text class="label" x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" '
-        f'text-anchor="middle">{escape(figure.x_label)}</text>',
-    ]
-    if figure.empty:
-        parts.append(
-            f'<text x="{_WIDTH / 2}" y="{_HEIGHT / 2}" text-anchor="middle">no data</text>'
-        )
-    ys = ticks(y_low, y_high, 6, log)
-    for y, text in zip(ys, labels(ys, log), strict=True):
-        parts.append(f'<path class="grid" d="M{_LEFT} {py(y)}H{_WIDTH - _RIGHT}"/>')
-        place = f'x="{_LEFT - 6}" y="{py(y)}" dy=".35em"'
-        parts.append(f'<text {place} text-anchor="end">{text}</text>')
-    xs = ticks(x_low, x_high, 8)
-    for x, text in zip(xs, labels(xs, False), strict=True):
-        parts.append(f'<text x="{px(x)}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
-    if figure.reference is not None and usable(figure.reference, log):
-        level = py(figure.reference)
-        parts.append(f'<path class="reference" d="M{_LEFT} {level}H{_WIDTH - _RIGHT}"/>')
-        parts.append(
-            f'<text class="label" x="{_LEFT + 6}" y="{level}" dy="-.4em">'
-            f"{escape(figure.reference_name)}</text>"
-        )
-    for curve in figure.curves:
-        parts.append(f'<g style="{_ink(curve)}">{_strokes(curve, px, py, log)}</g>')
-    parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}"/></svg>')
-    return "".join(parts)
-
-
-def _strokes(
-    curve: Curve, px: Callable[[float], str], py: Callable[[float], str], log: bool
-) -> str:
-    parts = []
-    for band in band_pieces(curve, log):
-        up = [f"{px(x)} {py(high)}" for x, _, high in band]
-        down = [f"{px(x)} {py(low)}" for x, low, _ in reversed(band)]
-        parts.append(f'<path class="band" d="M{"L".join(up + down)}Z"/>')
-    for line in line_pieces(curve, log):
-        places = [f"{px(x)} {py(y)}" for x, y in line]
-        if len(places) > 1:
-            parts.append(f'<path class="curve" d="M{"L".join(places)}"{_dash(curve)}/>')
-        else:
-            cx, cy = places[0].split()
-            parts.append(f'<circle class="dot" cx="{cx}" cy="{cy}" r="3"/>')
-    return "".join(parts)

@@ -1,4 +1,4 @@
-"""The figures of a report, and reconstructed pictures, as PNG files: the same bytes each time."""
+"""The figures of a report, and images that models make, as PNG files: the same bytes each time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from .files import write_whole
-from .page import Curve, Figure, band_pieces, labels, limits, line_pieces, ticks, usable
+from ..runs.files import write_whole
+from .axes import band_pieces, labels, limits, line_pieces, ticks
+from .document import Curve, Figure, usable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,7 @@ _STYLE: Any = {
 _WIDTH = 1.6  # of lines, in points
 _DPI = 150
 _DOTS = 3  # for a pixel of a picture
+_MARKS = "os^DvPXp*"  # the shapes of drawing.MARKS
 
 
 def draw(
@@ -63,7 +65,11 @@ def draw(
         raise ValueError(f"expected at least one column, got {columns}")
     columns = min(columns, len(figures))
     rows = math.ceil(len(figures) / columns)
-    entries = {_look(curve): curve.name for figure in figures for curve in figure.curves}
+    entries = {
+        (curve.name, curve.colour, curve.dash, _mark(curve)): curve.name
+        for figure in figures
+        for curve in figure.curves
+    }
     across = max(1, min(len(entries), 2 * columns + 1))
     below = 0.2 * math.ceil(len(entries) / across)
     with matplotlib.rc_context(_STYLE):
@@ -79,17 +85,17 @@ def draw(
         _save(canvas, path, metadata)
 
 
-def _look(curve: Curve) -> tuple[str, str, str]:
-    return curve.name, curve.colour, curve.dash
+def _mark(curve: Curve) -> str:
+    return _MARKS[curve.mark % len(_MARKS)]
 
 
-def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> Line2D:
+def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str, mark: str = "") -> Line2D:
     # matplotlib counts dashes in widths of the line, pages in pixels of a line two wide
     style: Any = (0, [float(part) / 2 for part in dash.split()]) if dash else "-"
     # a point between two gaps has no line
-    marker = "o" if len(x) == 1 else ""
+    marker, points = ("o", 3) if len(x) == 1 else (mark, 4.5)
     return Line2D(
-        x, y, color=colour, linestyle=style, linewidth=_WIDTH, marker=marker, markersize=3
+        x, y, color=colour, linestyle=style, linewidth=_WIDTH, marker=marker, markersize=points
     )
 
 
@@ -114,7 +120,8 @@ def _panel(panel: "Axes", figure: Figure) -> None:
             textcoords="offset points",
             fontsize=8,
         )
-    for curve in figure.curves:
+    for number in figure.drawn:
+        curve = figure.curves[number]
         for band in band_pieces(curve, log):
             # matplotlib itself cuts off what a logarithmic axis does not have
             x, low, high = zip(*band, strict=True)
@@ -122,6 +129,9 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         for line in line_pieces(curve, log):
             x, y = zip(*line, strict=True)
             panel.add_line(_line(x, y, curve.colour, curve.dash))
+        places = [n for n in figure.marks(number) if usable(curve.y[n], log)]
+        x, y = ([values[n] for n in places] for values in (curve.x, curve.y))
+        panel.plot(x, y, _mark(curve), color=curve.colour, markersize=4.5)
     if figure.empty:
         panel.text(0.5, 0.5, "no data", transform=panel.transAxes, ha="center")
 

@@ -1,28 +1,24 @@
 """Stored runs as small text files that can be committed, and back.
 
 ``runs.csv`` has a line for each run of a recipe, whatever became of it. ``curves.csv`` has a line
-for each run and metric, with a column for each epoch that is kept.
+for each run and metric, with a column for each epoch that is written.
 """
 
 import csv
 import io
+import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .config import Run
-from .estimators import ESTIMATORS
-from .files import write_whole
-
-if TYPE_CHECKING:
-    from .recipes import Recipe
-    from .store import Store
+from ..runs.files import write_whole
+from ..runs.store import Store
+from ..stack.config import Run
+from ..tasks.evidence import STATES, Results, Row
 
 RUNS, CURVES = "runs.csv", "curves.csv"
-STATES = ("finished", "diverged", "started", "damaged", "missing")
 _DONE = ("finished", "diverged")
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
@@ -31,96 +27,40 @@ _PROVENANCE = ("commit", "source", "device", "torch")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run of a recipe and what became of it."""
-
-    identity: str
-    config: Mapping[str, Any]
-    """The fields of its configuration and its task."""
-    state: str
-    """``"finished"``, ``"diverged"``, ``"started"``, ``"damaged"`` or ``"missing"``."""
-    epoch: int = 0
-    """Epochs it has done."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """At the end; empty unless it is finished."""
-    diverged_step: int | None = None
-    seconds: float = 0.0
-    """Of training; runs of a stack share the time of all."""
-    commit: str = ""
-    source: str = ""
-    """A hash of the code."""
-    device: str = ""
-    torch: str = ""
-
-
-@dataclass(frozen=True)
-class Results:
-    """What is known of the runs of a recipe."""
-
-    recipe: str
-    rows: tuple[Row, ...] = ()
-    curves: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
-    """Values after epochs, by identity and metric; those that are not known are left out."""
-
-    def where(self, **fields: Any) -> list[Row]:
-        """Rows with these values in their configuration."""
-        return [row for row in self.rows if all(row.config.get(k) == v for k, v in fields.items())]
-
-    def part(self, **fields: Any) -> "Results":
-        """The results of those rows."""
-        return replace(self, rows=tuple(self.where(**fields)))
-
-    def settings(self, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """The combinations of values of these fields that occur, in order."""
-        found = sorted({tuple(row.config[name] for name in fields) for row in self.rows})
-        return [dict(zip(fields, values, strict=True)) for values in found]
-
-    def counts(self) -> dict[str, int]:
-        """How many runs are in each state, all states named."""
-        found = Counter(row.state for row in self.rows)
-        return {state: found[state] for state in STATES}
-
-
 def collect(
-    recipe: "Recipe",
-    store: "Store",
-    runs: Iterable[Run] | None = None,
-    damaged: list[str] | None = None,
+    name: str, runs: Iterable[Run], store: Store, curves_of: Sequence[str], damaged: list[str]
 ) -> Results:
-    """What a store has of a recipe's runs; those that it has not are rows too.
+    """What a store has of some runs; those that it has not are rows too.
 
     Args:
-        recipe: Whose runs they are.
+        name: Of the recipe.
+        runs: Which.
         store: Where they are.
-        runs: Which; all by default.
+        curves_of: Metrics whose curves are wanted.
         damaged: Takes the reasons why runs cannot be read.
     """
     rows, curves = [], {}
-    for run in recipe.runs() if runs is None else runs:
-        row, metrics = _row(run, store, [] if damaged is None else damaged)
+    for run in runs:
+        row, metrics = _row(run, store, damaged)
         rows.append(row)
-        for name in recipe.metrics if recipe.curves else ():
+        for metric in curves_of:
             curve = {
-                int(values["epoch"]): values[name]
+                int(values["epoch"]): values[metric]
                 for values in metrics
-                if math.isfinite(values.get(name, math.nan))
+                if math.isfinite(values.get(metric, math.nan))
             }
             if curve:
-                curves[row.identity, name] = curve
-    return Results(recipe.name, tuple(rows), curves)
+                curves[row.identity, metric] = curve
+    return Results(name, tuple(rows), curves)
 
 
-def gather(
-    recipe: "Recipe", runs: Sequence[Run], store: "Store", before: Results, damaged: list[str]
-) -> Results:
-    """What a store has of some runs, and of what was known before whatever it cannot replace.
+def gather(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
+    """What was collected, and of what was known before whatever the store cannot replace.
 
-    These are runs that the store has not, or not to their end, also if they are none of ``runs``:
-    who asks for a few of them must not lose the others. ``damaged`` is that of ``collect``.
+    These are runs that the store has not, or not to their end, also if they were not collected:
+    who asks for a few of them must not lose the others. ``all_runs`` give the order.
     """
-    found = collect(recipe, store, runs, damaged)
-    rows, curves = {row.identity: row for row in found.rows}, dict(found.curves)
+    rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
     for row in before.rows:
         if row.state not in _DONE:
             continue
@@ -131,13 +71,13 @@ def gather(
         if keep:
             rows[row.identity] = row
             curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
-    order = {run.identity: number for number, run in enumerate(recipe.runs())}
+    order = {run.identity: number for number, run in enumerate(all_runs)}
     ordered = sorted(rows.values(), key=lambda row: order.get(row.identity, len(order)))
-    return replace(found, rows=tuple(ordered), curves=curves)
+    return replace(stored, rows=tuple(ordered), curves=curves)
 
 
-def _row(run: Run, store: "Store", damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
-    config = {name: value for name, value in run.document().items() if name != "version"}
+def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
+    config = configuration(run)
     status = store.status(run)
     if status.state in ("new", "damaged"):
         if status.reason:
@@ -147,19 +87,28 @@ def _row(run: Run, store: "Store", damaged: list[str]) -> tuple[Row, Sequence[Ma
     metrics = store.metrics(run)
     # the start that ended it; all starts stay in the store
     environment = store.environment(run)[-1]
-    last = metrics[-1] if metrics and status.state == "finished" else {}
+    end = metrics[-1] if metrics and status.state == "finished" else {}
     row = Row(
         run.identity,
         config,
         status.state,
         status.epoch,
-        {name: value for name, value in last.items() if name != "epoch"},
+        {name: value for name, value in end.items() if name != "epoch"},
         status.diverged_step,
         status.seconds,
         _commit(environment),
         *(str(environment.get(name) or "unknown") for name in ("source", "device", "torch")),
     )
     return row, metrics
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """The fields of a run as a row has them: numbers and texts."""
+    fields = {name: value for name, value in run.document().items() if name != "version"}
+    return {
+        name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
@@ -220,7 +169,7 @@ def _runs_text(results: Results) -> str:
                 *(getattr(row, name) for name in _PROVENANCE),
             )
         )
-    return _csv(lines)
+    return to_csv(lines)
 
 
 def _parse_run(line: dict[str, str]) -> Row:
@@ -235,9 +184,9 @@ def _parse_run(line: dict[str, str]) -> Row:
                 metrics[name.removeprefix(_FINAL)] = float(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
-    if config.get("estimator") not in ESTIMATORS or not config.get("task"):
-        estimator, task = (repr(config.get(name)) for name in ("estimator", "task"))
-        raise ValueError(f"the estimator {estimator} of the task {task} in {RUNS}, which is none")
+    for name in ("estimator", "task"):
+        if not config.get(name):
+            raise ValueError(f"a run without {name} in {RUNS}")
     return Row(
         line["identity"],
         config,
@@ -252,11 +201,11 @@ def _parse_run(line: dict[str, str]) -> Row:
 
 def _curves_text(results: Results) -> str:
     known = sorted({epoch for curve in results.curves.values() for epoch in curve})
-    kept = _thinned(known, len(results.curves))
-    lines = [("identity", "metric", *map(str, kept))]
+    written = _thinned(known, len(results.curves))
+    lines = [("identity", "metric", *map(str, written))]
     for (identity, metric), curve in results.curves.items():
-        lines.append((identity, metric, *(significant(curve.get(epoch)) for epoch in kept)))
-    return _csv(lines)
+        lines.append((identity, metric, *(significant(curve.get(epoch)) for epoch in written)))
+    return to_csv(lines)
 
 
 def _thinned(epochs: Sequence[int], curves: int) -> list[int]:
@@ -301,7 +250,8 @@ def _value(text: str) -> Any:
     return text
 
 
-def _csv(lines: Iterable[Sequence[str]]) -> str:
+def to_csv(lines: Iterable[Sequence[str]]) -> str:
+    """Lines of cells as comma-separated values."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(lines)
     return stream.getvalue()

@@ -83,9 +83,7 @@ class Results:
 def _order(values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
     """Sorts numbers among numbers, texts among texts, and fields that a run lacks first."""
     kinds = [("number" if isinstance(x, int | float) else type(x).__name__) for x in values]
-    return tuple(
-        ("", 0) if x is None else (kind, x) for kind, x in zip(kinds, values, strict=True)
-    )
+    return tuple(("", 0) if x is None else (kind, x) for kind, x in zip(kinds, values, strict=True))
 
 
 class Vote(NamedTuple):

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .config import Run
-from .execute import Listener
+from ..runs.listener import Listener
+from ..stack.config import Run
 
 _EVERY = 10.0
 """Seconds between two rounds of writing."""
@@ -53,7 +53,8 @@ class EventFiles(Listener):
         self._waiting: dict[Run, list[bytes]] = defaultdict(list)
         self._runs: tuple[Run, ...] = ()
         self._steps_per_epoch = 0
-        self._last = time.monotonic()
+        self._written = time.monotonic()
+        """When the files were last written."""
         self.problem = ""
         """Why there are no more files, if so."""
 
@@ -80,7 +81,7 @@ class EventFiles(Listener):
     def stack_again(
         self, runs: tuple[Run, ...], epoch: int, epochs: int, steps_per_epoch: int
     ) -> None:
-        """What follows is about this stack, one of several that are trained side by side."""
+        """The next events are about this stack, one of several that are trained side by side."""
         self._runs, self._steps_per_epoch = runs, steps_per_epoch
 
     def epoch_done(
@@ -96,7 +97,7 @@ class EventFiles(Listener):
             ]
             if values:
                 self._add(run, step=step, summary=self._summaries.Summary(value=values))
-        if time.monotonic() - self._last > _EVERY:
+        if time.monotonic() - self._written > _EVERY:
             self.write()
 
     def stack_finished(self, runs: tuple[Run, ...], epoch: int) -> None:
@@ -107,7 +108,7 @@ class EventFiles(Listener):
         """Append what is waiting to the files."""
         waiting = dict(self._waiting)
         self._waiting.clear()
-        self._last = time.monotonic()
+        self._written = time.monotonic()
         if self.problem:
             return
         try:

@@ -1,7 +1,4 @@
-"""What a machine can do for the lab.
-
-What it needs is imported where it is used, see ``cli``.
-"""
+"""What a machine can do for the lab."""
 
 import errno
 import importlib.util
@@ -14,48 +11,49 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from .files import nearest_directory
+from ..runs.files import nearest_directory
+from ..tasks import EXAMPLE
+from ..watch.words import many, size
 
 # far less than any run takes: a disk with less is full
 ROOM = 1 << 20
 
 
 @dataclass(frozen=True)
-class Finding:
+class Part:
     """One thing that a machine has or lacks."""
 
     what: str
-    found: str
+    state: str
     advice: str = ""
     """What to do about it; empty if it is fine."""
     broken: bool = False
     """Whether commands will fail because of it."""
 
 
-def examine(runs: Path, data: Path | None) -> list[Finding]:
+def examine(runs: Path, data: Path | None) -> list[Part]:
     """Everything that matters to the commands."""
     return [*_software(), *_hardware(), _disk(runs), *_data_found(data), *_packages()]
 
 
-def _software() -> Iterator[Finding]:
+def _software() -> Iterator[Part]:
     import torch
 
     import discretegrad
 
-    yield Finding("discretegrad", discretegrad.__version__)
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
+    yield Part("discretegrad", discretegrad.__version__)
+    yield Part("Python", f"{platform.python_version()} on {platform.system()}")
     built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    yield Finding("torch", f"{torch.__version__}, built {built}")
+    yield Part("torch", f"{torch.__version__}, built {built}")
 
 
-def _hardware() -> Iterator[Finding]:
+def _hardware() -> Iterator[Part]:
     import torch
 
-    from .display import size
-    from .environment import device_name, free_memory
+    from ..runs.environment import device_name, free_memory
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(
+    yield Part(
         "CPU",
         f"{device_name('cpu')}, {many(cores or 1, 'core')}, {torch.get_num_threads()} used by "
         f"torch, {size(free_memory('cpu'))} of memory free",
@@ -66,24 +64,23 @@ def _hardware() -> Iterator[Finding]:
             if torch.version.cuda
             else "If this machine has one, install a torch that is built for CUDA."
         )
-        yield Finding(
+        yield Part(
             "GPU",
             "none that torch can use",
-            "Training runs on the CPU: minutes for polynomial-headline, hours for the rest. "
-            + remedy,
+            f"Training runs on the CPU: minutes for {EXAMPLE}, hours for the rest. {remedy}",
         )
-        yield Finding("TF32", "only on GPUs")
-        yield Finding("fused kernels", "only on GPUs; the CPU has its own path")
+        yield Part("TF32", "only on GPUs")
+        yield Part("fused kernels", "only on GPUs; the CPU has its own path")
         return
     for number in range(torch.cuda.device_count()):
         name = f"cuda:{number}"
         total = torch.cuda.get_device_properties(number).total_memory
         free = free_memory(name)
         advice = "" if free > total / 2 else "Something else uses most of its memory."
-        found = f"{device_name(name)}, {size(free)} of {size(total)} free"
-        yield Finding(f"GPU {number}", found, advice)
+        state = f"{device_name(name)}, {size(free)} of {size(total)} free"
+        yield Part(f"GPU {number}", state, advice)
     capable = torch.cuda.get_device_capability() >= (8, 0)
-    yield Finding(
+    yield Part(
         "TF32",
         "can round products; recipes that allow it say so" if capable else "not on this GPU",
         "" if capable else "Recipes that allow TF32 run in float32, and slower.",
@@ -91,7 +88,7 @@ def _hardware() -> Iterator[Finding]:
     yield _kernels()
 
 
-def _kernels() -> Finding:
+def _kernels() -> Part:
     """Whether a fused kernel compiles, runs and agrees with the torch path."""
     import torch
 
@@ -99,9 +96,7 @@ def _kernels() -> Finding:
 
     what = "fused kernels"
     if importlib.util.find_spec("triton") is None:
-        return Finding(
-            what, "none", "Install triton (Linux) for them; without it training is slower."
-        )
+        return Part(what, "none", "Install triton (Linux) for them; without it training is slower.")
     gradients: list[torch.Tensor] = []
     backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
     try:
@@ -114,19 +109,17 @@ def _kernels() -> Finding:
         torch.testing.assert_close(*gradients)
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Finding(
+        return Part(
             what,
             f"fail: {first}",
             "Triton needs a C compiler and a torch of its own version; see that `gcc --version` "
             "works and install both packages anew.",
             broken=True,
         )
-    return Finding(what, f"run (triton {metadata.version('triton')})")
+    return Part(what, f"run (triton {metadata.version('triton')})")
 
 
-def _disk(runs: Path) -> Finding:
-    from .display import size
-
+def _disk(runs: Path) -> Part:
     what = "runs directory"
     try:
         place = nearest_directory(runs)
@@ -135,34 +128,34 @@ def _disk(runs: Path) -> Finding:
         free = shutil.disk_usage(place).free
     except OSError as error:
         reason = error.strerror or error
-        return Finding(
+        return Part(
             what, f"{runs}: cannot be written ({reason})", "Choose another with --runs.", True
         )
     # ten times the largest recipe
     advice = "" if free > 10e9 else "Free some space, or choose another directory with --runs."
-    return Finding(what, f"{runs}: {size(free)} free", advice, broken=free < ROOM)
+    return Part(what, f"{runs}: {size(free)} free", advice, broken=free < ROOM)
 
 
-def _data_found(directory: Path | None) -> Iterator[Finding]:
-    from .data import DATA_SETS, check
+def _data_found(directory: Path | None) -> Iterator[Part]:
+    from ..tasks.data import DATA_SETS, check
 
     reports = check(directory)
     for name in DATA_SETS:
-        files = [one for one in reports if one.data_set == name]
-        bad = [one for one in files if one.state != "ok"]
+        files = [file for file in reports if file.data_set == name]
+        bad = [file for file in files if file.state != "ok"]
         if not bad:
-            places = dict.fromkeys(str(one.path.parent) for one in files if one.path)
-            yield Finding(f"data set {name}", ", ".join(places))
+            places = dict.fromkeys(str(file.path.parent) for file in files if file.path)
+            yield Part(f"data set {name}", ", ".join(places))
         else:
-            states = dict.fromkeys(one.state for one in bad)
-            yield Finding(
+            states = dict.fromkeys(file.state for file in bad)
+            yield Part(
                 f"data set {name}",
                 " and ".join(states),
                 f"`discretegrad data fetch {name}`, or say where it is with --data.",
             )
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Part]:
     uses = {
         "matplotlib": ("lab", "plots"),
         "tensorboard": ("tensorboard", "--tensorboard"),
@@ -171,11 +164,6 @@ def _packages() -> Iterator[Finding]:
     for name, (extra, use) in uses.items():
         if importlib.util.find_spec(name) is None:
             advice = f'For {use}: pip install "discretegrad[{extra}]"'
-            yield Finding(name, "not installed", advice)
+            yield Part(name, "not installed", advice)
         else:
-            yield Finding(name, metadata.version(name))
-
-
-def many(number: int, what: str) -> str:
-    """A number of things."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+            yield Part(name, metadata.version(name))
