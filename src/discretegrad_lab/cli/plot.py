@@ -69,7 +69,8 @@ def plot(
             # matplotlib writes a cache the first time
             from ..report.plots import draw, picture_grid
 
-            store, damaged = Store(runs), []
+            store = Store(runs)
+            damaged: list[str] = []
             images = {}
             # before the first picture is drawn
             for folder, (rows, _) in sections.items():

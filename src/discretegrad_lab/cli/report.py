@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..report.reading import Reading
     from ..runs.store import Store
     from ..stack.config import Run
-    from ..tasks.evidence import Results
 
 _WIDE = 200
 """Columns of a table that is not shown on a terminal."""
@@ -79,28 +78,27 @@ def report(
         if check:
             _check(recipes, results)
             return
-        from ..report import folder
-        from ..report.results import write
-        from ..runs.files import write_whole
+        from ..report.folder import gather, read_section, write_results
         from ..runs.store import Store
         from ..watch.json_lines import to_json
 
         damaged: list[str] = []
+        store = Store(runs)
         selection = Selection(recipes or (), seeds, estimators, changes)
         with checking_input(), files_in(results):
             # all of them before the first is written
-            gathered = [
-                (one, _gather(one, Store(runs), results, damaged))
-                for one in list(_to_report(selection, Store(runs), results, damaged))
-            ]
-            for one, rows in gathered:
-                place = results / one.reading.name
-                write(rows, place)
-                if not one.shipped:
-                    write_whole(place / folder.READING, one.reading.to_json())
-                folder.write(place)
-            places = [results / one.reading.name for one, _ in gathered]
-            sections = [folder.read_section(place)[1] for place in places]
+            gathered = []
+            for reading, own in _to_report(selection, store, results, damaged):
+                rows = gather(reading, own, store, results, damaged)
+                if all(row.state == "missing" for row in rows.rows):
+                    words = selection.words(store) if recipes else reading.name
+                    raise ValueError(
+                        f"expected runs of {reading.name} in {store.root}, got none; train them "
+                        f"with `discretegrad run {words}`, or say where they are with --runs"
+                    )
+                gathered.append((reading, rows))
+            places = [write_results(reading, rows, results) for reading, rows in gathered]
+            sections = [read_section(place)[1] for place in places]
         if as_json:
             documents = [_document(*pair) for pair in zip(places, sections, strict=True)]
             typer.echo(to_json(documents, indent=1))
@@ -135,63 +133,32 @@ def _document(place: Path, section: "Section") -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """One folder of a report."""
-
-    reading: "Reading"
-    runs: "list[Run]"
-    shipped: bool
-    """Whether it is a recipe that comes with the lab, which needs no ``reading.json``."""
-    words: str
-    """What `discretegrad run` needs to train these runs."""
-
-
 def _to_report(
     selection: Selection, store: "Store", results: Path, damaged: list[str]
-) -> Iterator[_Wanted]:
+) -> "Iterator[tuple[Reading, list[Run]]]":
+    """How the results of each folder are to be read, and the runs that belong there."""
     from ..report.reading import of_recipe, of_runs
     from ..report.results import RUNS
     from ..tasks import recipes
 
-    shipped = recipes().copy()
     chosen = selection.find()
     if not selection.recipes and not selection.filters:
         chosen = [
             recipe
-            for recipe in shipped.values()
+            for recipe in recipes().values()
             if (results / recipe.name / RUNS).exists()
             or all(store.status(run, quick=True).done for run in recipe.runs())
         ]
     for recipe in chosen:
-        known = recipe.name in shipped
-        runs = selection.runs(recipe)
-        yield _Wanted(of_recipe(recipe), runs, known, selection.words(store) or recipe.name)
+        yield of_recipe(recipe), selection.runs(recipe)
     if not chosen:
         stored = selection.stored(store, damaged)
-        for reading, own in of_runs(_STORED, stored):
-            yield _Wanted(reading, own, False, "")
+        yield from of_runs(_STORED, stored)
         if not stored:
             raise ValueError(
                 f"expected stored runs in {store.root}, or results in {results}, got none that "
                 "fit; train a recipe with `discretegrad run`, or say where the runs are with --runs"
             )
-
-
-def _gather(one: _Wanted, store: "Store", results: Path, damaged: list[str]) -> "Results":
-    """Stored runs, and what only the folder has."""
-    from ..report.results import collect, gather, read
-
-    reading = one.reading
-    curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
-    stored = collect(reading.name, one.runs, store, curves_of, damaged)
-    rows = gather(stored, store, read(results / reading.name), reading.runs())
-    if all(row.state == "missing" for row in rows.rows):
-        raise ValueError(
-            f"expected runs of {reading.name} in {store.root}, got none; train them with "
-            f"`discretegrad run {one.words}`, or say where they are with --runs"
-        )
-    return rows
 
 
 def _check(recipes: list[str] | None, results: Path) -> None:

@@ -70,9 +70,9 @@ def drawing(figure: Figure, label: str) -> str:
     for number in figure.drawn:
         curve = figure.curves[number]
         parts.append(f'<g style="{ink(curve)}">{_strokes(curve, px, py, log)}')
-        for place in figure.marks(number):
-            if usable(curve.y[place], log):
-                at = f"translate({px(curve.x[place])} {py(curve.y[place])})"
+        for point in figure.marks(number):
+            if usable(curve.y[point], log):
+                at = f"translate({px(curve.x[point])} {py(curve.y[point])})"
                 parts.append(f'<path class="mark" d="{mark(curve)}" transform="{at}"/>')
         parts.append("</g>")
     parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}"/></svg>')

@@ -129,9 +129,9 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         for line in line_pieces(curve, log):
             x, y = zip(*line, strict=True)
             panel.add_line(_line(x, y, curve.colour, curve.dash))
-        places = [n for n in figure.marks(number) if usable(curve.y[n], log)]
-        x, y = ([values[n] for n in places] for values in (curve.x, curve.y))
-        panel.plot(x, y, _mark(curve), color=curve.colour, markersize=4.5)
+        marked = [n for n in figure.marks(number) if usable(curve.y[n], log)]
+        across, up = ([values[n] for n in marked] for values in (curve.x, curve.y))
+        panel.plot(across, up, _mark(curve), color=curve.colour, markersize=4.5)
     if figure.empty:
         panel.text(0.5, 0.5, "no data", transform=panel.transAxes, ha="center")
 

@@ -8,11 +8,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from .. import tasks
 from ..stack.config import Run
+from ..stack.lines import order
 from ..tasks.base import Claim, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from .results import configuration
@@ -45,6 +47,8 @@ class Reading:
     """How fields of the configuration read."""
     runs: Callable[[], Sequence[Run]] = list
     """All runs that there should be, in the order of the tables."""
+    shipped: bool = False
+    """Whether it is that of a recipe that comes with the lab, which needs no ``reading.json``."""
 
     @property
     def heading(self) -> str:
@@ -56,7 +60,7 @@ class Reading:
         return describe(setting, self.words)
 
     def to_json(self) -> str:
-        """What ``read_json`` needs besides the results and their task."""
+        """What ``of_results`` needs besides the results and their task."""
         fields = {name: getattr(self, name) for name in (*_TEXTS, "panels", "rows", "curves")}
         metrics = [
             {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
@@ -68,6 +72,7 @@ class Reading:
 def of_recipe(recipe: Recipe) -> Reading:
     """The reading of a recipe."""
     task = recipe.task
+    ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
     same = ("name", "title", "panels", "rows", "reproduces", "note", "curves", "published")
     return Reading(
         **{name: getattr(recipe, name) for name in same},
@@ -75,6 +80,7 @@ def of_recipe(recipe: Recipe) -> Reading:
         claims=tuple(task.claims[name] for name in recipe.claims),
         words=task.words,
         runs=recipe.runs,
+        shipped=any(recipe is one for one in ours),
     )
 
 
@@ -86,19 +92,19 @@ def of_results(results: Results, folder: Path) -> Reading:
     configs = [row.config for row in results.rows]
     path = folder / READING
     if not path.exists():
-        metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
-        return of_configs(results.recipe, configs, tuple(metrics))
+        names = dict.fromkeys(name for row in results.rows for name in row.metrics)
+        return of_configs(results.recipe, configs, tuple(names))
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         task = _task(configs)
         known = {metric.name: metric for metric in task.metrics} if task else {}
         metrics = [Metric(**metric) for metric in fields.pop("metrics")]
-        lists = {name: tuple(fields.pop(name)) for name in ("panels", "rows")}
+        for name in ("panels", "rows"):
+            fields[name] = tuple(fields[name])
         return Reading(
             name=results.recipe,
             metrics=tuple(known.get(metric.name, metric) for metric in metrics),
             words=task.words if task else {},
-            **lists,
             **fields,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -111,8 +117,9 @@ def of_runs(name: str, runs: Sequence[Run]) -> Iterator[tuple[Reading, list[Run]
     """A reading for the stored runs of each task, called after it."""
     for task in dict.fromkeys(run.task for run in runs):
         own = [run for run in runs if run.task == task]
+        own.sort(key=lambda run: (order(run.estimator), run.seed))
         reading = of_configs(f"{name}-{task}", [configuration(run) for run in own])
-        yield dataclasses.replace(reading, runs=lambda own=own: own), own
+        yield dataclasses.replace(reading, runs=own.copy), own
 
 
 def of_configs(

@@ -54,7 +54,7 @@ def collect(
     return Results(name, tuple(rows), curves)
 
 
-def gather(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
+def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
     """What was collected, and of what was known before whatever the store cannot replace.
 
     These are runs that the store has not, or not to their end, also if they were not collected:

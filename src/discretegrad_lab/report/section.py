@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..stack.lines import line
 from ..tasks.evidence import Results
-from .document import Page, Section
+from .document import Item, Page, Section
 from .entries import entries
 from .figures import figures
 from .reading import Reading
@@ -14,7 +14,7 @@ from .verdicts import RULE, judge
 
 def section(reading: Reading, results: Results) -> Section:
     """All about some results: the state of the runs, then curves, tables and verdicts."""
-    items = [
+    items: list[Item] = [
         *figures(reading, results),
         *tables(reading, entries(reading, results)),
         *(judge(claim, results) for claim in reading.claims),

@@ -11,9 +11,12 @@ _COLOURS = {True: "green", False: "red", None: "yellow"}
 
 def show(section: Section, console: Console) -> None:
     """Print a section without its figures."""
-    plain = {"markup": False, "highlight": False}
-    console.print(section.heading, style="bold", **plain)
-    console.print(section.text, **plain)
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, markup=False, highlight=False)
+
+    say(section.heading, "bold")
+    say(section.text)
     for item in section.tables:
         table = Table(title=item.title, box=SIMPLE_HEAD, title_justify="left")
         for number, heading in enumerate(item.headings):
@@ -22,9 +25,9 @@ def show(section: Section, console: Console) -> None:
         for row in item.rows:
             table.add_row(*row)
         console.print(table)
-        for note in item.notes:
-            console.print(note, style="dim", **plain)
+        for note in (item.caption, *item.notes):
+            say(note, "dim")
     for verdict in section.verdicts:
         console.print(verdict.word, style=_COLOURS[verdict.holds], end=": ")
-        console.print(f"{verdict.text} ({verdict.place})", **plain)
-        console.print(verdict.evidence, style="dim", **plain)
+        say(f"{verdict.text} ({verdict.place})")
+        say(verdict.evidence, "dim")
