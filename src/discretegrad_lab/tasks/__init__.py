@@ -86,7 +86,7 @@ def load_recipes(path: Path) -> "list[Recipe]":
     from .base import Recipe
 
     names = vars(load_file(path))
-    loaded = list(names.get("RECIPES", ())) + [names["RECIPE"]] * ("RECIPE" in names)
+    loaded = [*names.get("RECIPES", ()), *(names[x] for x in ("RECIPE",) if x in names)]
     if not loaded or not all(isinstance(one, Recipe) for one in loaded):
         raise ValueError(
             f"expected {path} to define RECIPE, a discretegrad_lab.Recipe, or RECIPES, several of "

@@ -256,10 +256,12 @@ class Recipe:
             for name, x in values.items()
             if len(x) > 1 and name not in (*self.panels, *self.rows)
         )
-        text = "".join(f"@{name}={','.join(map(str, x))}" for name, x in values.items())
+        texts = {name: ",".join(map(str, x)) for name, x in values.items()}
         return dataclasses.replace(
             self,
-            name=self.name + text,
+            name=self.name + "".join(f"@{name}={text}" for name, text in texts.items()),
+            title=self.title + "".join(f", {name} = {text}" for name, text in texts.items()),
+            reproduces="",
             build=build,
             rows=(*self.rows, *several),
             cost=None,
