@@ -69,7 +69,7 @@ class Model:
     None. Members with the same line lie side by side. Nothing of a member may depend on others.
     """
 
-    loss_names: ClassVar[tuple[str, ...]] = ("loss",)
+    loss_names: ClassVar[tuple[str, ...]]
     """Losses of a step; their means over an epoch are metrics under these names."""
     one_thread: ClassVar[bool] = False
     """Whether its tensors are too small for several threads of a CPU, which would wait for each

@@ -28,6 +28,7 @@ _START, _NETWORK = 101, 102
 class PolynomialModel(Model):
     """All members' logits, (members, latents, 2); X is 1 where the first category is drawn."""
 
+    loss_names = ("loss",)
     one_thread = True
 
     def __init__(
