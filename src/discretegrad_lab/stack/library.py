@@ -71,3 +71,8 @@ def _score(row: Estimator) -> Function:
         return row.functions[family](logits, f, samples=samples, **options)
 
     return estimate
+
+
+def diagnose(logits: Tensor, f: Callable[[Tensor], Tensor], *rest: Any, **options: Any) -> Any:
+    """``discretegrad.diagnose``."""
+    return discretegrad.diagnose(f, logits, *rest, **options)

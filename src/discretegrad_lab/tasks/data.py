@@ -184,6 +184,12 @@ def load_mnist(directory: Path | None = None) -> Images:
     return Images(train, test)
 
 
+def load_mnist_digits(directory: Path | None = None) -> Tensor:
+    """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
+    data_set = DATA_SETS["mnist"]
+    return _read(data_set, next(x for x in data_set.files if len(x.shape) == 1), directory)
+
+
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
     """Download a data set from its public source; files that are there and whole are kept.
 
