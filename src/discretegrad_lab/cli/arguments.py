@@ -57,7 +57,7 @@ def parse_estimators(text: str, known: Iterable[str]) -> list[str]:
         if name not in keys:
             raise ValueError(
                 f"expected estimators of {', '.join(keys.values())}, got {name!r}; "
-                f"{suggestion(name, keys, _names_of_the_library(keys)) or 'choose some of these'}"
+                f"{suggestion(name, (), _names_of_the_library(keys) | keys) or 'choose of these'}"
             )
     return list(dict.fromkeys(keys[name] for name in names))
 

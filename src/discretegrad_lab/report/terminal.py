@@ -46,12 +46,12 @@ def show(section: Section, console: Console) -> None:
 
 def _blocks(table: document.Table, width: int) -> Iterator[list[int]]:
     """The columns of a table in as many blocks as the width asks for, each with the first one."""
-    block, used = [0], _needed(table, 0) + 2
+    block, used = [0], _needed(table, 0) + 4
     for column in range(1, len(table.headings)):
         more = _needed(table, column) + 3
         if len(block) > 1 and used + more > width:
             yield block
-            block, used = [0], _needed(table, 0) + 2
+            block, used = [0], _needed(table, 0) + 4
         block.append(column)
         used += more
     yield block
