@@ -124,16 +124,16 @@ class _Job:
         remote = self.ray.remote(**self.options)(plan)
         try:
             arguments = (packed(self.runs), self.place, workers)
-            found: Estimate = value(self.ray.get(remote.remote(*arguments)))
+            planned: Estimate = value(self.ray.get(remote.remote(*arguments)))
         except self.ray.exceptions.RayError as error:
             raise lost(error) from error
-        self.stacks = [stack.runs for stack in found.stacks]
-        self.fate |= dict.fromkeys(found.done, "already")
-        self.damaged |= found.damaged
-        for run, reason in found.damaged.items():
+        self.stacks = [stack.runs for stack in planned.stacks]
+        self.fate |= dict.fromkeys(planned.done, "already")
+        self.damaged |= planned.damaged
+        for run, reason in planned.damaged.items():
             self.listener.run_damaged(run, reason)
         to_do = {run for stack in self.stacks for run in stack}
-        self.listener.planned(found.done, [run for run in self.runs if run in to_do])
+        self.listener.planned(planned.done, [run for run in self.runs if run in to_do])
 
     def go(self, deadline: float, caught: Sequence[str]) -> None:
         """Have the stacks trained until all are, or it must stop."""

@@ -95,9 +95,9 @@ def connected(ray: Any, address: str | None, **options: Any) -> Iterator[None]:
 
 def resources(ray: Any, device: torch.device | str) -> tuple[str, int]:
     """The kind of device to train on, and how many of it the cluster has."""
-    found = ray.cluster_resources()
+    available = ray.cluster_resources()
     if device == "auto":
-        device = "cuda" if found.get("GPU", 0) >= 1 else "cpu"
+        device = "cuda" if available.get("GPU", 0) >= 1 else "cpu"
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
@@ -108,7 +108,7 @@ def resources(ray: Any, device: torch.device | str) -> tuple[str, int]:
             f"expected the device cpu or cuda for a cluster, got {wanted}; choose one of the two, "
             "and Ray gives every stack a device of that kind"
         )
-    count = int(found.get(names[wanted.type], 0))
+    count = int(available.get(names[wanted.type], 0))
     if count < 1:
         raise ClusterError(
             f"expected a cluster with a {names[wanted.type]}, got one without; choose another "

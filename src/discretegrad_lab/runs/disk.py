@@ -133,14 +133,14 @@ def _verified(directory: Path, record: Mapping[str, Any], *, whole: bool) -> byt
     content = None
     if whole:
         content = _content(directory, name)
-        found = len(content)
+        length = len(content)
     else:
         path = directory / name
-        found = path.stat().st_size if path.is_file() else -1
-    if found < 0:
+        length = path.stat().st_size if path.is_file() else -1
+    if length < 0:
         raise DamagedRun(directory, f"a file {name}", "none")
-    if found != size:
-        raise DamagedRun(directory, f"{name} of {size} bytes", f"{found} bytes")
+    if length != size:
+        raise DamagedRun(directory, f"{name} of {size} bytes", f"{length} bytes")
     if content is not None and (got := _sha256(content)) != expected:
         raise DamagedRun(directory, f"{name} with sha256 {expected[:12]}…", f"{got[:12]}…")
     return content
@@ -149,19 +149,19 @@ def _verified(directory: Path, record: Mapping[str, Any], *, whole: bool) -> byt
 def commit(directory: Path, document: Mapping[str, Any], contents: Mapping[str, bytes]) -> None:
     """Replace what a run directory has, so that it is whole whenever this is cut off."""
     raw = _status_bytes(directory)
-    place, kept = directory, {}
+    place, present = directory, {}
     if raw is not None:
-        kept = _parse(directory, raw)["files"]
+        present = _parse(directory, raw)["files"]
     else:
         place = directory.with_name(directory.name + ".new")
-    taken = {record["name"] for record in kept.values()}
+    taken = {record["name"] for record in present.values()}
     files: dict[str, dict[str, Any]] = {}
     try:
         if place != directory:
             _make(place)
         for kind, content in contents.items():
             record = {"bytes": len(content), "sha256": _sha256(content)}
-            old = kept.get(kind)
+            old = present.get(kind)
             if old is not None and {**old, **record} == old:
                 files[kind] = old
                 continue

@@ -74,20 +74,20 @@ def device_name(device: torch.device | str) -> str:
 def check_device(device: torch.device | str) -> torch.device:
     """The device, if this machine has it."""
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"expected a device such as cpu or cuda:0, got {device!r}") from error
-    if found.type == "cuda":
+    if chosen.type == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (found.index or 0) >= there:
+        if (chosen.index or 0) >= there:
             raise ValueError(
-                f"expected a device of this machine, got {found}, and torch {torch.__version__} "
+                f"expected a device of this machine, got {chosen}, and torch {torch.__version__} "
                 f"finds {there or 'no'} CUDA GPU{'s' * (there > 1)}; choose the device cpu, or "
                 "install a torch built for your GPU and its driver"
             )
-    elif found.type != "cpu":
-        raise ValueError(f"expected the device cpu or cuda, got {found}; choose one of the two")
-    return found
+    elif chosen.type != "cpu":
+        raise ValueError(f"expected the device cpu or cuda, got {chosen}; choose one of the two")
+    return chosen
 
 
 def free_memory(device: torch.device | str) -> int:
@@ -95,8 +95,8 @@ def free_memory(device: torch.device | str) -> int:
     device = torch.device(device)
     if device.type == "cuda":
         # what torch keeps for later can be had too
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
     return min(_machine_memory(), _container_memory())
 
 

@@ -193,7 +193,7 @@ class _Work:
             if self.store.status(run, quick=True).done:
                 self.already[run] = None
                 self.pending.pop(run, None)
-        found = {
+        groups = {
             "finished": self.finished,
             "diverged": self.diverged,
             "already": self.already,
@@ -202,7 +202,8 @@ class _Work:
         }
         return Outcome(
             **{
-                name: tuple(run for run in self.runs if run in some) for name, some in found.items()
+                name: tuple(run for run in self.runs if run in members)
+                for name, members in groups.items()
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
             stopped_by=self.stopped_by,
@@ -266,15 +267,15 @@ class _Work:
 
     def _load(self) -> dict[Run, Saved]:
         """What is stored of runs that have begun; damaged ones are let go."""
-        found = {}
+        loaded = {}
         for run in tuple(self.held):
             try:
-                found[run] = self.store.load(run)
+                loaded[run] = self.store.load(run)
             except DamagedRun as error:
                 self._leave_alone(run, str(error))
                 self.store.release(run)
                 del self.held[run]
-        return found
+        return loaded
 
     def _train(self) -> None:
         began = time.perf_counter()

@@ -40,12 +40,12 @@ class Listener:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs; each is in one of the lists, in the order they were given."""
+    """What became of the runs: each is in one of the lists, which keep the order of the runs."""
 
     finished: tuple[Run, ...] = ()
-    """Now, with finite losses to the end."""
+    """Trained to their end by this call, with finite losses."""
     diverged: tuple[Run, ...] = ()
-    """Now; they count as done."""
+    """Trained by this call until a loss was not finite; they count as done."""
     already: tuple[Run, ...] = ()
     """Done before, or meanwhile by another process."""
     stopped: tuple[Run, ...] = ()

@@ -65,8 +65,8 @@ class Estimate:
     @property
     def seconds(self) -> float | None:
         """Of training, if it is known for every stack."""
-        found = [stack.seconds for stack in self.stacks if stack.seconds is not None]
-        return sum(found) if len(found) == len(self.stacks) else None
+        known = [stack.seconds for stack in self.stacks if stack.seconds is not None]
+        return sum(known) if len(known) == len(self.stacks) else None
 
 
 def estimate(
@@ -179,7 +179,7 @@ _Paces = dict[tuple[tuple[Any, ...], str], tuple[int, float]]
 
 def _paces(keys: set[tuple[Any, ...]], store: Store, device: str) -> _Paces:
     """Those of the largest stored stacks with an estimator on a device."""
-    found: _Paces = {}
+    paces: _Paces = {}
     for run in store.runs(damaged=[]):
         if stack_key(run) not in keys:
             continue
@@ -193,8 +193,8 @@ def _paces(keys: set[tuple[Any, ...]], store: Store, device: str) -> _Paces:
                 pace = (members, status.seconds / status.epoch)
                 # of equal ones the slowest, so that all estimators in both name the same one
                 key = (stack_key(run), run.estimator)
-                found[key] = max(found.get(key, pace), pace)
-    return found
+                paces[key] = max(paces.get(key, pace), pace)
+    return paces
 
 
 def _seconds(paces: _Paces, members: Sequence[Run], epochs: int) -> float | None:

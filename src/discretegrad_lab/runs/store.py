@@ -124,10 +124,10 @@ class Store:
     def is_done(self, task: str, identity: str) -> bool:
         """Whether a run, known by its name only, is here to its end."""
         try:
-            found = read(self.root / task / identity)
+            stored = read(self.root / task / identity)
         except DamagedRun:
             return False
-        return found is not None and _status(found[0]).done
+        return stored is not None and _status(stored[0]).done
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
@@ -142,8 +142,8 @@ class Store:
         """
         try:
             if quick:
-                found = read(self.directory(run))
-                return Status("new") if found is None else _status(found[0])
+                stored = read(self.directory(run))
+                return Status("new") if stored is None else _status(stored[0])
             saved = self._load(run, decode=False)
             return Status("new") if saved is None else saved.status
         except DamagedRun as error:
@@ -164,18 +164,18 @@ class Store:
 
     def metrics(self, run: Run) -> Metrics:
         """Those of a run, without reading its checkpoint; raises as ``load`` does."""
-        found = read(self.directory(run), "config", "metrics")
-        if found is None:
+        stored = read(self.directory(run), "config", "metrics")
+        if stored is None:
             raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
-        _check_config(self.directory(run), run, found[1]["config"])
-        return _rows(found[1]["metrics"])
+        _check_config(self.directory(run), run, stored[1]["config"])
+        return _rows(stored[1]["metrics"])
 
     def environment(self, run: Run) -> Environment:
         """What a run was trained with; raises as ``load`` does."""
-        found = read(self.directory(run), "environment")
-        if found is None:
+        stored = read(self.directory(run), "environment")
+        if stored is None:
             raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
-        environment: Environment = json.loads(found[1]["environment"])
+        environment: Environment = json.loads(stored[1]["environment"])
         return environment
 
     def runs(self, damaged: list[DamagedRun] | None = None) -> Iterator[Run]:
@@ -278,10 +278,10 @@ class Store:
     def _load(self, run: Run, *, decode: bool) -> Saved | None:
         """All files, verified; the checkpoint as tensors only if ``decode``."""
         directory = self.directory(run)
-        found = read(directory, *SUFFIXES)
-        if found is None:
+        stored = read(directory, *SUFFIXES)
+        if stored is None:
             return None
-        document, contents = found
+        document, contents = stored
         _check_config(directory, run, contents["config"])
         return Saved(
             _status(document),
@@ -306,10 +306,10 @@ def _status(document: Mapping[str, Any]) -> Status:
 def _stored(directory: Path) -> Run | None:
     """The run of a directory; None if its configuration is of an older version, or its task is one
     that this process has not been told of."""
-    found = read(directory, "config")
-    if found is None:
+    stored = read(directory, "config")
+    if stored is None:
         return None
-    document = json.loads(found[1]["config"])
+    document = json.loads(stored[1]["config"])
     if document["version"] > VERSION:
         raise NewerStore(directory, "a configuration", VERSION, document["version"])
     if document["version"] < VERSION:
@@ -320,7 +320,7 @@ def _stored(directory: Path) -> Run | None:
         return None
     except ValueError as error:
         raise DamagedRun(directory, "a configuration", str(error)) from error
-    _check_config(directory, run, found[1]["config"])
+    _check_config(directory, run, stored[1]["config"])
     return run
 
 

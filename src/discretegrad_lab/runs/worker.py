@@ -146,11 +146,11 @@ class Failure:
         return error
 
 
-def value(found: _T | Failure) -> _T:
+def value(returned: _T | Failure) -> _T:
     """What a worker has returned, or the error that it met."""
-    if isinstance(found, Failure):
-        raise found.error()
-    return found
+    if isinstance(returned, Failure):
+        raise returned.error()
+    return returned
 
 
 def _at(message: str, node: str) -> str:
@@ -165,8 +165,8 @@ def packed(runs: Sequence[Run]) -> bytes:
 def _unpacked(runs: bytes, place: Place) -> tuple[Run, ...]:
     for file in place.files:
         load_file(file)
-    found: tuple[Run, ...] = pickle.loads(runs)
-    return found
+    configs: tuple[Run, ...] = pickle.loads(runs)
+    return configs
 
 
 def plan(runs: bytes, place: Place, workers: int) -> Estimate | Failure:

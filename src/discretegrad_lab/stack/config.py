@@ -114,15 +114,15 @@ class Run:
 
     def document(self) -> dict[str, Any]:
         """All of it, for a JSON file."""
-        found: dict[str, Any] = {"task": self.task, "version": VERSION}
+        document: dict[str, Any] = {"task": self.task, "version": VERSION}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "own_line":
                 if value is not None:
-                    found["line"] = value.document()
+                    document["line"] = value.document()
             elif not (field.name in self.later_fields and value == field.default):
-                found[field.name] = value
-        return found
+                document[field.name] = value
+        return document
 
     @cached_property
     def identity(self) -> str:
@@ -148,10 +148,10 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
 
 def groups(runs: Sequence[Run]) -> list[tuple[Line, slice]]:
     """Which members of a stack have which line; they lie side by side."""
-    found: list[tuple[Line, slice]] = []
+    members_of_lines: list[tuple[Line, slice]] = []
     for number, run in enumerate(runs):
-        if found and found[-1][0] == run.line:
-            found[-1] = run.line, slice(found[-1][1].start, number + 1)
+        if members_of_lines and members_of_lines[-1][0] == run.line:
+            members_of_lines[-1] = run.line, slice(members_of_lines[-1][1].start, number + 1)
         else:
-            found.append((run.line, slice(number, number + 1)))
-    return found
+            members_of_lines.append((run.line, slice(number, number + 1)))
+    return members_of_lines

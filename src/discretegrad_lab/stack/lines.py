@@ -124,19 +124,19 @@ class Line:
     @cached_property
     def _estimator(self) -> tuple[Kind, Function, frozenset[str]]:
         """What kind it is, how it is called, and the arguments it has besides logits and draw."""
-        found: Any = self.__dict__.get("_object", ESTIMATORS.get(self.row))
-        if found is None:
+        estimator: Any = self.__dict__.get("_object", ESTIMATORS.get(self.row))
+        if estimator is None:
             if self.file is None:
                 raise ValueError(
                     f"expected the file of the estimator {self.row}, got a stored run only; load "
                     "the sweep or make the Line that it belongs to first"
                 )
-            found = getattr(load_file(self.file, self.source), self.row.partition(":")[2])
-        if isinstance(found, FunctionType):
-            return "sampler", found, frozenset(inspect.signature(found).parameters)
-        call = function(found)
-        kind: Kind = "exact" if found.evaluations is None else found.kind
-        takes = {*found.options, *inspect.signature(call).parameters}
+            estimator = getattr(load_file(self.file, self.source), self.row.partition(":")[2])
+        if isinstance(estimator, FunctionType):
+            return "sampler", estimator, frozenset(inspect.signature(estimator).parameters)
+        call = function(estimator)
+        kind: Kind = "exact" if estimator.evaluations is None else estimator.kind
+        takes = {*estimator.options, *inspect.signature(call).parameters}
         return kind, call, frozenset(takes)
 
     @property

@@ -222,10 +222,10 @@ class Optimiser:
         """
         views = self._views(member)
         expected = {name: tuple(x.shape) for name, x in views.items()}
-        found = {name: tuple(x.shape) for name, x in state.items()}
-        if found != expected:
+        shapes = {name: tuple(x.shape) for name, x in state.items()}
+        if shapes != expected:
             raise ValueError(
-                f"expected the state of an optimiser with the shapes {expected}, got {found}; "
+                f"expected the state of an optimiser with the shapes {expected}, got {shapes}; "
                 "load one that was saved with the same task and sizes"
             )
         for name, x in views.items():
@@ -233,11 +233,11 @@ class Optimiser:
 
     def stacked_state(self) -> dict[str, Tensor]:
         """``state`` of all members, (members, ...) each; not copied."""
-        found = {"steps": self._steps}
+        tensors = {"steps": self._steps}
         for name, (_, m, v) in self._states.items():
-            found[f"mean/{name}"] = m.view(len(m), *self._shapes[name])
-            found[f"square/{name}"] = v.view(len(v), *self._shapes[name])
-        return found
+            tensors[f"mean/{name}"] = m.view(len(m), *self._shapes[name])
+            tensors[f"square/{name}"] = v.view(len(v), *self._shapes[name])
+        return tensors
 
     def _views(self, member: int) -> dict[str, Tensor]:
         return {name: x[member] for name, x in self.stacked_state().items()}

@@ -211,24 +211,24 @@ class Stack:
 
     def states(self) -> list[dict[str, Tensor]]:
         """``state`` of every member, as parts of one copy of each tensor."""
-        found: list[dict[str, Tensor]] = [{} for _ in self.runs]
+        states: list[dict[str, Tensor]] = [{} for _ in self.runs]
         for name, (members, x) in self._stacked_state().items():
             for member, part in zip(members, x.to("cpu", copy=True), strict=True):
-                found[member][name] = part
-        return found
+                states[member][name] = part
+        return states
 
     def _stacked_state(self) -> dict[str, tuple[range, Tensor]]:
         """Whose and what, (those, ...) each; not copied."""
         everyone = range(len(self.runs))
-        found = {"diverged": (everyone, self.diverged)}
+        tensors = {"diverged": (everyone, self.diverged)}
         for name, x in self.model.buffers.items():
-            found[f"buffers/{name}"] = everyone, x.detach()
+            tensors[f"buffers/{name}"] = everyone, x.detach()
         for start, group, optimiser in self._parts():
             for name, x in group.parameters.items():
-                found[f"{start}parameters/{name}"] = group.members, x.detach()
+                tensors[f"{start}parameters/{name}"] = group.members, x.detach()
             for name, x in optimiser.stacked_state().items():
-                found[f"{start}optimiser/{name}"] = group.members, x
-        return found
+                tensors[f"{start}optimiser/{name}"] = group.members, x
+        return tensors
 
     def _parts(self) -> Iterator[tuple[str, Group, Optimiser]]:
         """The groups with their optimisers, and how the names of their state begin."""
@@ -262,7 +262,7 @@ class Stack:
 
 def _by_loss(model: Model) -> dict[str, dict[str, Group]]:
     """The groups of parameters for each loss that has any."""
-    found: dict[str, dict[str, Group]] = {}
+    by_loss: dict[str, dict[str, Group]] = {}
     for name, group in model.groups.items():
         loss = group.loss or model.loss_names[0]
         if loss not in model.loss_names:
@@ -270,8 +270,8 @@ def _by_loss(model: Model) -> dict[str, dict[str, Group]]:
                 f"expected a loss of {', '.join(model.loss_names)} for the parameters {name}, "
                 f"got {loss!r}"
             )
-        found.setdefault(loss, {})[name] = group
-    return found
+        by_loss.setdefault(loss, {})[name] = group
+    return by_loss
 
 
 def _ask(stop: Callable[[], bool] | None) -> None:

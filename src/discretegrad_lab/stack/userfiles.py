@@ -28,8 +28,8 @@ def load_file(file: Path, digest: str | None = None) -> ModuleType:
         raise ValueError(
             f"expected a Python file, got {file}, which cannot be read: {error.strerror}"
         ) from error
-    found = hashlib.sha256(content).hexdigest()[:16]
-    if digest not in (None, found):
+    actual = hashlib.sha256(content).hexdigest()[:16]
+    if digest not in (None, actual):
         raise ValueError(
             f"expected {file} as it was when its runs were made, got a file that has changed "
             "since; start again"
@@ -38,10 +38,10 @@ def load_file(file: Path, digest: str | None = None) -> ModuleType:
     place = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     name = f"discretegrad_user_{file.stem}_{place}"
     present = sys.modules.get(name)
-    if present is not None and present.__dict__.get("__digest__") == found:
+    if present is not None and present.__dict__.get("__digest__") == actual:
         return present
     module = ModuleType(name)
-    module.__dict__.update(__file__=str(file), __digest__=found)
+    module.__dict__.update(__file__=str(file), __digest__=actual)
     sys.modules[name] = module
     try:
         exec(compile(content, str(file), "exec"), module.__dict__)

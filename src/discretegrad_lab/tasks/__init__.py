@@ -71,7 +71,7 @@ def recipe(name: str) -> "Recipe":
 
 def add_recipe(recipe: "Recipe") -> None:
     """Let a recipe be known by its name in this process."""
-    if any(recipe.name == one.name for name in FOLDERS for one in _folder(name).RECIPES):
+    if any(recipe.name == present.name for name in FOLDERS for present in _folder(name).RECIPES):
         raise ValueError(f"expected a new name for a recipe, got {recipe.name!r}; choose another")
     _extra[recipe.name] = recipe
 
@@ -87,13 +87,13 @@ def load_recipes(path: Path) -> "list[Recipe]":
 
     names = vars(load_file(path))
     loaded = [*names.get("RECIPES", ()), *(names[x] for x in ("RECIPE",) if x in names)]
-    if not loaded or not all(isinstance(one, Recipe) for one in loaded):
+    if not loaded or not all(isinstance(recipe, Recipe) for recipe in loaded):
         raise ValueError(
             f"expected {path} to define RECIPE, a discretegrad_lab.Recipe, or RECIPES, several of "
             f"them, got {loaded or 'neither'}"
         )
-    for one in loaded:
-        add_recipe(one)
+    for recipe in loaded:
+        add_recipe(recipe)
     return loaded
 
 

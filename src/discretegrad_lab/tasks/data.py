@@ -131,7 +131,7 @@ _FASHION_MNIST = DataSet(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
 )
-DATA_SETS = {one.name: one for one in (_MNIST, _FASHION_MNIST)}
+DATA_SETS = {data_set.name: data_set for data_set in (_MNIST, _FASHION_MNIST)}
 
 
 def directories(option: Path | None = None) -> list[Path]:
@@ -163,7 +163,7 @@ def require(names: Sequence[str], directory: Path | None = None) -> None:
     """Raise ``DataError`` unless every file of these data sets is there and whole."""
     for name in names:
         for file in _data_set(name).files:
-            _found(DATA_SETS[name], file, directory)
+            _whole(DATA_SETS[name], file, directory)
 
 
 def load_mnist(directory: Path | None = None) -> Images:
@@ -287,20 +287,20 @@ def _data_set(name: str) -> DataSet:
 
 
 def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
-    path, content = _found(data_set, file, directory)
+    path, content = _whole(data_set, file, directory)
     return read_idx(content, file.shape, str(path))
 
 
-def _found(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
+def _whole(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
     """Where a file is and what is in it, if it is whole."""
     report, content = _search(data_set, file, directory)
     if report.state == "ok" and report.path is not None:
         return report.path, content
     searched = ", ".join(map(str, directories(directory)))
-    found = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
+    state = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
     raise DataError(
         f"expected {data_set.name}/{file.name} in one of the data directories {searched}, "
-        f"got {found}; run `discretegrad data fetch {data_set.name}`, or name the directory that "
+        f"got {state}; run `discretegrad data fetch {data_set.name}`, or name the directory that "
         f"has it in the environment variable {ENVIRONMENT}"
     )
 

@@ -38,21 +38,21 @@ class PolynomialModel(Model):
         run = runs[0]
         self.steps_per_epoch = run.steps_per_epoch
         self._batch = run.batch
-        self._noise = Noise([one.seed for one in runs], device)
+        self._noise = Noise([member.seed for member in runs], device)
         self.counters = [self._noise.counter]
-        self.logits = torch.stack([_start(one) for one in runs]).to(device).requires_grad_()
+        self.logits = torch.stack([_start(member) for member in runs]).to(device).requires_grad_()
         self.groups["model"] = Group.of_runs({"logits": self.logits}, runs)
         self._distance = _Distance(runs, device)
         # members with one estimator lie side by side: first those that make a sample to
         # differentiate through, then those that evaluate the loss, then the exact gradient
-        kinds = [one.line.kind for one in runs]
+        kinds = [member.line.kind for member in runs]
         self._drawn = slice(0, len(runs) - kinds.count("exact"))
         sampled = runs[: kinds.count("sampler")]
         self._sampler = Sampler(sampled, self._noise) if sampled else None
         self._others = groups(runs)[len(groups(sampled)) :]
         for line, members in self._others:
             if line.row == "rodeo":
-                self._controls = _Controls([one.seed for one in runs[members]]).to(device)
+                self._controls = _Controls([member.seed for member in runs[members]]).to(device)
                 self.groups["control"] = Group.alike(
                     dict(self._controls.named_parameters()),
                     range(members.start, members.stop),
@@ -66,22 +66,22 @@ class PolynomialModel(Model):
     def losses(self) -> dict[str, Tensor]:
         """The mean loss of a batch of samples."""
         logits = self.logits
-        found = []
+        losses = []
         if self._drawn.stop > 0:
             index = self._noise.categories(logits[self._drawn], self._drawn, self._batch)
         if self._sampler is not None:
             members = self._sampler.members
             samples = self._sampler.at(repeated(logits[members], self._batch), index[members])
-            found.append(self._distance(samples[..., 0], members).mean((1, 2)))
+            losses.append(self._distance(samples[..., 0], members).mean((1, 2)))
         for line, members in self._others:
             if line.kind == "exact":
-                found.append(self._expected(logits[members], members))
+                losses.append(self._expected(logits[members], members))
             else:
                 estimate = self._rodeo if line.row == "rodeo" else self._score
-                found.append(estimate(line, logits[members], index[members], members).mean(1))
+                losses.append(estimate(line, logits[members], index[members], members).mean(1))
         self._noise.next_step()
         # a draw from logits that are not finite is a category like any other, with a finite loss
-        return {"loss": torch.cat(found) + 0 * logits.detach().sum((1, 2))}
+        return {"loss": torch.cat(losses) + 0 * logits.detach().sum((1, 2))}
 
     def _score(self, line: Line, logits: Tensor, index: Tensor, members: slice) -> Tensor:
         return line.function(
@@ -176,7 +176,7 @@ class _Controls(nn.Module):
         super().__init__()
         alone = [dict(_alone(seed).named_parameters()) for seed in seeds]
         stacked = {
-            name: nn.Parameter(torch.stack([one[name].detach() for one in alone]))
+            name: nn.Parameter(torch.stack([member[name].detach() for member in alone]))
             for name in alone[0]
         }
         self.network = _Network(*(stacked.pop(f"network.{name}") for name in _NETWORK_PARTS))

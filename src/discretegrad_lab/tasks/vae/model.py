@@ -65,7 +65,7 @@ class VaeModel(Model):
     ) -> None:
         super().__init__()
         run = runs[0]
-        seeds = [one.seed for one in runs]
+        seeds = [member.seed for member in runs]
         self._noise = Noise(seeds, device)
         # of its own, so that nothing else changes what training draws
         self._aside = Noise(seeds, device)

@@ -101,7 +101,7 @@ def table(number: int, column: str) -> Table:
 @cache
 def settings(column: str) -> dict[str, Setting]:
     """What Table 8 says of a column, by estimator."""
-    found = {
+    by_estimator = {
         row["estimator"]: Setting(
             "radam" if row["optimiser"] == "radam" else "adam",
             float(row["learning_rate"]),
@@ -110,9 +110,9 @@ def settings(column: str) -> dict[str, Setting]:
         for row in _SETTINGS
         if row["column"] == column
     }
-    if not found:
+    if not by_estimator:
         raise ValueError(f"expected a column of Table 8 ({', '.join(COLUMNS)}), got {column!r}")
-    return found
+    return by_estimator
 
 
 def doubts() -> list[Doubt]:
@@ -122,8 +122,8 @@ def doubts() -> list[Doubt]:
     runs that are best on test. So an average follows from its columns; a number that was chosen for
     is the better one; and where one side did not change, nor did the other.
     """
-    found = [*_averages(), *_choices(), *_sides(), *_twins(), *_candidates()]
-    return sorted(found, key=lambda doubt: (doubt.table, doubt.estimator, doubt.column))
+    contradictions = [*_averages(), *_choices(), *_sides(), *_twins(), *_candidates()]
+    return sorted(contradictions, key=lambda doubt: (doubt.table, doubt.estimator, doubt.column))
 
 
 def _averages() -> Iterator[Doubt]:
@@ -182,11 +182,15 @@ def _sides() -> Iterator[Doubt]:
 
 
 def _twins() -> Iterator[Doubt]:
-    for one, other in combinations(cells().values(), 2):
-        same = (one.column, one.value, one.spread) == (other.column, other.value, other.spread)
-        if same and one.column != AVERAGE:
-            if one.estimator == other.estimator and one.measure != other.measure:
-                train, test = sorted((one, other), key=lambda cell: cell.measure == "test")
+    for first, second in combinations(cells().values(), 2):
+        same = (first.column, first.value, first.spread) == (
+            second.column,
+            second.value,
+            second.spread,
+        )
+        if same and first.column != AVERAGE:
+            if first.estimator == second.estimator and first.measure != second.measure:
+                train, test = sorted((first, second), key=lambda cell: cell.measure == "test")
                 if train.table == 2:
                     yield Doubt(
                         test.table,
@@ -194,13 +198,13 @@ def _twins() -> Iterator[Doubt]:
                         test.column,
                         f"{test.value:.2f} ± {test.spread} is the train number of Table 2",
                     )
-            elif one.estimator != other.estimator:
+            elif first.estimator != second.estimator:
                 yield Doubt(
-                    other.table,
-                    other.estimator,
-                    other.column,
-                    f"{other.value:.2f} ± {other.spread} is also the number of {one.estimator} in "
-                    f"Table {one.table}",
+                    second.table,
+                    second.estimator,
+                    second.column,
+                    f"{second.value:.2f} ± {second.spread} is also the number of "
+                    f"{first.estimator} in Table {first.table}",
                 )
 
 

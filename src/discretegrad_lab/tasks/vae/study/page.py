@@ -91,12 +91,12 @@ def draw_trade_off(study: Study) -> Figure:
     ax = figure.subplots()
     rows = at_last_stop(study.gradients)
     for name in dict.fromkeys(row.estimator for row in rows):
-        some = [row for row in rows if row.estimator == name]
+        of_estimator = [row for row in rows if row.estimator == name]
         style: dict[str, Any] = {"color": COLOURS[name], "markersize": 5}
-        known = [row for row in some if row.bias_detected]
-        bounded = [row for row in some if not row.bias_detected]
+        known = [row for row in of_estimator if row.bias_detected]
+        bounded = [row for row in of_estimator if not row.bias_detected]
         if name in WITH_TAU:
-            by_tau = [row for row in some if row.num_samples == 1]
+            by_tau = [row for row in of_estimator if row.num_samples == 1]
             ax.plot(
                 [_bias_or_bound(row) for row in by_tau],
                 [_deviation_per_evaluation(row) for row in by_tau],
@@ -112,7 +112,7 @@ def draw_trade_off(study: Study) -> Figure:
                 label=name if chosen is (known or bounded) else "_more",
                 **style,
             )
-        for row in some:
+        for row in of_estimator:
             if row.num_samples > 1 and name in WITH_TAU:
                 continue  # these lie on the point of one sample
             ax.annotate(
@@ -229,11 +229,11 @@ def estimators_table(study: Study) -> tuple[list[str], list[list[str]]]:
 
 def temperature_table(study: Study) -> tuple[list[str], list[list[str]]]:
     """The error for the budget by temperature, over all stops; the best of a line in bold."""
-    found = errors(study.gradients)
+    error = errors(study.gradients)
     lines = []
     for name in WITH_TAU:
         by_tau = {
-            row.tau: found[row.label]
+            row.tau: error[row.label]
             for row in study.gradients
             if row.estimator == name and row.num_samples == 1
         }
@@ -248,8 +248,8 @@ def samples_table(study: Study) -> tuple[list[str], list[list[str]]]:
     counts = (1, *MORE_SAMPLES)
     lines = []
     for label in ("reinmax tau=1.0", "reinforce", "leave_one_out", "disarm_tree"):
-        some = [rows.get(f"{label} K={k}" if k > 1 else label) for k in counts]
-        cells = ["" if row is None else f"{_deviation_per_evaluation(row):.2f}" for row in some]
+        of_label = [rows.get(f"{label} K={k}" if k > 1 else label) for k in counts]
+        cells = ["" if row is None else f"{_deviation_per_evaluation(row):.2f}" for row in of_label]
         lines.append([f"`{label}`", *cells])
     return ["estimator", *(f"K = {k}" for k in counts)], lines
 
@@ -259,14 +259,14 @@ BUDGETS = (1, 100, BUDGET, 100_000)
 
 def budget_table(study: Study) -> tuple[list[str], list[list[str]]]:
     """The error for several budgets over all stops; the best of a column in bold."""
-    found = {n: errors(study.gradients, n) for n in BUDGETS}
+    error = {n: errors(study.gradients, n) for n in BUDGETS}
     winners = [decide(study.gradients, n).label for n in BUDGETS]
     shown = list(dict.fromkeys([*winners, *CURVES, *(c.label for c in ALTERNATIVES)]))
-    shown.sort(key=lambda label: found[BUDGET][label])
+    shown.sort(key=lambda label: error[BUDGET][label])
     lines = [
         [
             f"`{label}`",
-            *(_bold(found[n][label], label == w) for n, w in zip(BUDGETS, winners, strict=True)),
+            *(_bold(error[n][label], label == w) for n, w in zip(BUDGETS, winners, strict=True)),
         ]
         for label in shown
     ]
