@@ -26,7 +26,7 @@ from .app import (
 from .selection import Selection
 
 if TYPE_CHECKING:
-    from ..runs.store import Store
+    from ..runs.store import DamagedRun, Store
     from ..stack.config import Run
     from ..tasks.base import Picture
     from ..tasks.evidence import Results
@@ -134,7 +134,9 @@ def _pictures(
             continue
         identities = {row.identity for row in results.rows}
         chosen: dict[str, Run] = {}
-        stored = [run for run in store.runs([]) if run.identity in identities]
+        errors: list[DamagedRun] = []
+        stored = [run for run in store.runs(errors) if run.identity in identities]
+        damaged += [str(error) for error in errors if error.directory.name in identities]
         for run in sorted(stored, key=lambda run: run.seed):
             if run.estimator not in chosen:
                 status = store.status(run)
