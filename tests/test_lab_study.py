@@ -300,7 +300,7 @@ def test_what_the_page_says_of_the_gradients_is_true(stored):
 def test_what_the_page_says_of_temperatures_and_samples_is_true(stored):
     error = rows.errors(stored.gradients)
     last = {row.label: row for row in rows.at_last_stop(stored.gradients)}
-    _, lines = page.temperature_table(stored)
+    _, *lines = page.temperatures(stored)
     best = {line[0].strip("`"): measure.TAUS[bold(line)] for line in lines}
     assert best["reinmax"] == 1.0
     assert best["gumbel_softmax"] == best["gumbel_rao"] == min(measure.TAUS)

@@ -3,9 +3,9 @@
 import hashlib
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -20,45 +20,31 @@ STORED = _CHECKOUT / "results" / "diagnose"
 PAGE = _CHECKOUT / "docs" / "diagnosing.md"
 PICTURES = _CHECKOUT / "docs" / "assets"
 COSINE_PICTURE, TRADE_OFF_PICTURE = "diagnose_cosine.png", "diagnose_trade_off.png"
-
+BUDGETS = (1, 100, BUDGET, 100_000)
 COLOURS = {
-    "reinmax": "#0072B2",
-    "straight_through": "#D55E00",
-    "gumbel_softmax": "#009E73",
-    "gumbel_rao": "#56B4E9",
-    "gapped": "#CC79A7",
-    "mean_baseline": "#E69F00",
-    "reinforce": "#000000",
-    "leave_one_out": "#7A4FBF",
-    "disarm_tree": "#8C564B",
-    "muprop": "#999999",
-    "rebar": "#B8A000",
-}
+    "reinmax": "#0072B2", "straight_through": "#D55E00", "gumbel_softmax": "#009E73",
+    "gumbel_rao": "#56B4E9", "gapped": "#CC79A7", "mean_baseline": "#E69F00",
+    "reinforce": "#000000", "leave_one_out": "#7A4FBF", "disarm_tree": "#8C564B",
+    "muprop": "#999999", "rebar": "#B8A000",
+}  # fmt: skip
 # the lines of the figure over training
 CURVES = (
-    "reinmax tau=1.0",
-    "straight_through tau=1.0",
-    "gumbel_softmax tau=0.5",
-    "gumbel_rao tau=0.5 num_draws=10",
-    "gapped tau=0.7",
-    "mean_baseline tau=1.0",
-    "reinforce",
-    "leave_one_out K=2",
-    "leave_one_out K=8",
-    "disarm_tree K=2",
-    "muprop",
-    "rebar tau=0.5",
-)
+    "reinmax tau=1.0", "straight_through tau=1.0", "gumbel_softmax tau=0.5",
+    "gumbel_rao tau=0.5 num_draws=10", "gapped tau=0.7", "mean_baseline tau=1.0", "reinforce",
+    "leave_one_out K=2", "leave_one_out K=8", "disarm_tree K=2", "muprop", "rebar tau=0.5",
+)  # fmt: skip
+
+Lines = list[list[str]]
+"""Cells in rows; the first row is the headings."""
 
 
 def draw_cosine(study: Study) -> Figure:
     """Cosine similarity to the exact gradient over training."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    for ax, name, title in (
-        (axes[0], "cosine_of_mean", f"mean of {study.about['draws']} estimates: the bias"),
-        (axes[1], "cosine", "one estimate: bias and noise"),
-    ):
+    means = f"mean of {study.about['draws']} estimates: the bias"
+    titles = {"cosine_of_mean": means, "cosine": "one estimate: bias and noise"}
+    for ax, (name, title) in zip(axes, titles.items(), strict=True):
         for label in CURVES:
             rows = [row for row in study.gradients if row.label == label]
             score = discretegrad.get(rows[0].estimator).kind == "score"
@@ -90,39 +76,24 @@ def draw_trade_off(study: Study) -> Figure:
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     ax = figure.subplots()
     rows = at_last_stop(study.gradients)
-    for name in dict.fromkeys(row.estimator for row in rows):
-        of_estimator = [row for row in rows if row.estimator == name]
-        style: dict[str, Any] = {"color": COLOURS[name], "markersize": 5}
-        known = [row for row in of_estimator if row.bias_detected]
-        bounded = [row for row in of_estimator if not row.bias_detected]
+    for name, colour in COLOURS.items():
+        own = [row for row in rows if row.estimator == name]
         if name in WITH_TAU:
-            by_tau = [row for row in of_estimator if row.num_samples == 1]
-            ax.plot(
-                [_bias_or_bound(row) for row in by_tau],
-                [_deviation_per_evaluation(row) for row in by_tau],
-                linewidth=1,
-                color=COLOURS[name],
-            )
-        for chosen, marker in ((known, "o"), (bounded, "<")):
-            ax.plot(
-                [_bias_or_bound(row) for row in chosen],
-                [_deviation_per_evaluation(row) for row in chosen],
-                linestyle="none",
-                marker=marker,
-                label=name if chosen is (known or bounded) else "_more",
-                **style,
-            )
-        for row in of_estimator:
-            if row.num_samples > 1 and name in WITH_TAU:
-                continue  # these lie on the point of one sample
-            ax.annotate(
-                f"K={row.num_samples}" if row.tau is None else f"{row.tau:g}",
-                (_bias_or_bound(row), _deviation_per_evaluation(row)),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=6,
-                color=COLOURS[name],
-            )
+            by_tau = [_point(row) for row in own if row.num_samples == 1]
+            ax.plot(*zip(*by_tau, strict=True), linewidth=1, color=colour)
+        label = name
+        for detected, marker in ((True, "o"), (False, "<")):
+            points = [_point(row) for row in own if row.bias_detected is detected]
+            if points:
+                x, y = zip(*points, strict=True)
+                ax.plot(x, y, marker, color=colour, markersize=5, label=label)
+                label = "_more"
+        for row in own:
+            # more samples of a sampler lie on the point of one
+            if row.num_samples == 1 or name not in WITH_TAU:
+                text = f"K={row.num_samples}" if row.tau is None else f"{row.tau:g}"
+                place: dict[str, Any] = {"xytext": (4, 3), "textcoords": "offset points"}
+                ax.annotate(text, _point(row), fontsize=6, color=colour, **place)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("bias / norm of the gradient (triangle: at most this, may be zero)")
@@ -134,11 +105,12 @@ def draw_trade_off(study: Study) -> Figure:
     return figure
 
 
-def _bias_or_bound(row: GradientRow) -> float:
-    return row.bias if row.bias_detected else row.bias_bound
+def _point(row: GradientRow) -> tuple[float, float]:
+    return row.bias if row.bias_detected else row.bias_bound, _price(row)
 
 
-def _deviation_per_evaluation(row: GradientRow) -> float:
+def _price(row: GradientRow) -> float:
+    """The deviation for the price of one evaluation."""
     return row.deviation * math.sqrt(row.evaluations)
 
 
@@ -151,159 +123,124 @@ def digest(study: Study) -> str:
 def draw(study: Study, folder: Path) -> None:
     """Both figures; the pictures say which numbers they show."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in (
-        (COSINE_PICTURE, draw_cosine(study)),
-        (TRADE_OFF_PICTURE, draw_trade_off(study)),
-    ):
-        figure.savefig(
-            folder / name,
-            dpi=130,
-            metadata={"Source": digest(study)},
-            pil_kwargs={"optimize": True},
-        )
-
-
-_BLOCK = re.compile(
-    r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
-)
+    for name, figure in {
+        COSINE_PICTURE: draw_cosine(study),
+        TRADE_OFF_PICTURE: draw_trade_off(study),
+    }.items():
+        source, smaller = {"Source": digest(study)}, {"optimize": True}
+        figure.savefig(folder / name, dpi=130, metadata=source, pil_kwargs=smaller)
 
 
 def updated(study: Study, text: str) -> str:
     """The text of the page with current tables."""
     current = tables(study)
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{current[match[2]]}\n{match[3]}", text)
+    block = r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)"
+    new = lambda match: f"{match[1]}\n{current[match[2]]}\n{match[3]}"  # noqa: E731
+    return re.sub(block, new, text, flags=re.DOTALL)
 
 
 def tables(study: Study) -> dict[str, str]:
     """The generated parts of the page, by name."""
-    return {
-        "stops": _markdown(*stops_table(study)),
-        "estimators": _markdown(*estimators_table(study)),
-        "temperatures": _markdown(*temperature_table(study)),
-        "samples": _markdown(*samples_table(study)),
-        "budgets": _markdown(*budget_table(study)),
-        "decision": decision_text(study) + "\n",
-        "training": _markdown(*training_table(study)),
-        "provenance": _markdown(["", ""], [[key, value] for key, value in study.about.items()]),
+    shown = {
+        "stops": _stops(study),
+        "estimators": _estimators(study),
+        "temperatures": temperatures(study),
+        "samples": _samples(study),
+        "budgets": _budgets(study),
+        "training": _training(study),
+        "provenance": [["", ""], *map(list, study.about.items())],
+    }
+    return {name: _markdown(lines) for name, lines in shown.items()} | {
+        "decision": _decision(study) + "\n"
     }
 
 
-def stops_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def _stops(study: Study) -> Lines:
     """Where training stood at each stop."""
-    seen = {row.step: row for row in study.gradients}
-    return ["step", "-ELBO, training images", "norm of the gradient"], [
-        [str(step), f"{row.negative_elbo:.1f}", f"{row.gradient_norm:.3g}"]
-        for step, row in sorted(seen.items())
-    ]
+    lines = [["step", "-ELBO, training images", "norm of the gradient"]]
+    for step, row in sorted({row.step: row for row in study.gradients}.items()):
+        lines.append([str(step), f"{row.negative_elbo:.1f}", f"{row.gradient_norm:.3g}"])
+    return lines
 
 
-def estimators_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def _estimators(study: Study) -> Lines:
     """The estimators of the figure at the last stop."""
-    headings = [
-        "estimator",
-        "f",
-        "df",
-        "bias",
-        "deviation",
-        "error of one",
-        "cosine of one",
-        "cosine of the mean",
-    ]
-    lines = []
+    lines = [["estimator", "f", "df", "bias", "deviation"]]
+    lines[0] += ["error of one", "cosine of one", "cosine of the mean"]
     for row in at_last_stop(study.gradients):
         if row.label in CURVES or row.label == "reinforce baseline=self_critical":
-            lines.append(
-                [
-                    f"`{row.label}`",
-                    str(row.evaluations),
-                    str(row.slopes),
-                    f"{row.bias:.2f}" if row.bias_detected else f"<{row.bias_bound:.2f}",
-                    f"{row.deviation:.2f}",
-                    f"{math.hypot(row.bias if row.bias_detected else 0, row.deviation):.2f}",
-                    f"{row.cosine:.3f}",
-                    f"{row.cosine_of_mean:.3f}",
-                ]
-            )
-    return headings, lines
+            bias = f"{row.bias:.2f}" if row.bias_detected else f"<{row.bias_bound:.2f}"
+            cells = [f"`{row.label}`", str(row.evaluations), str(row.slopes), bias]
+            # for the price of one estimate
+            cells += [f"{row.deviation:.2f}", f"{row.error(row.evaluations):.2f}"]
+            lines.append([*cells, f"{row.cosine:.3f}", f"{row.cosine_of_mean:.3f}"])
+    return lines
 
 
-def temperature_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def temperatures(study: Study) -> Lines:
     """The error for the budget by temperature, over all stops; the best of a line in bold."""
     error = errors(study.gradients)
-    lines = []
+    rows = [row for row in at_last_stop(study.gradients) if row.num_samples == 1]
+    lines = [["estimator", *(f"tau {tau:g}" for tau in TAUS)]]
     for name in WITH_TAU:
-        by_tau = {
-            row.tau: error[row.label]
-            for row in study.gradients
-            if row.estimator == name and row.num_samples == 1
-        }
-        best = min(by_tau.values())
-        lines.append([f"`{name}`", *(_bold(x, x == best) for x in by_tau.values())])
-    return ["estimator", *(f"tau {tau:g}" for tau in TAUS)], lines
+        values = [error[row.label] for row in rows if row.estimator == name]
+        lines.append([f"`{name}`", *(_bold(x, x == min(values)) for x in values)])
+    return lines
 
 
-def samples_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def _samples(study: Study) -> Lines:
     """Deviation times the root of K at the last stop: what the same budget buys."""
-    rows = {row.label: row for row in at_last_stop(study.gradients)}
+    prices = {row.label: f"{_price(row):.2f}" for row in at_last_stop(study.gradients)}
     counts = (1, *MORE_SAMPLES)
-    lines = []
+    lines = [["estimator", *(f"K = {k}" for k in counts)]]
     for label in ("reinmax tau=1.0", "reinforce", "leave_one_out", "disarm_tree"):
-        of_label = [rows.get(f"{label} K={k}" if k > 1 else label) for k in counts]
-        cells = ["" if row is None else f"{_deviation_per_evaluation(row):.2f}" for row in of_label]
+        cells = [prices.get(f"{label} K={k}" if k > 1 else label, "") for k in counts]
         lines.append([f"`{label}`", *cells])
-    return ["estimator", *(f"K = {k}" for k in counts)], lines
+    return lines
 
 
-BUDGETS = (1, 100, BUDGET, 100_000)
-
-
-def budget_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def _budgets(study: Study) -> Lines:
     """The error for several budgets over all stops; the best of a column in bold."""
     error = {n: errors(study.gradients, n) for n in BUDGETS}
-    winners = [decide(study.gradients, n).label for n in BUDGETS]
-    shown = list(dict.fromkeys([*winners, *CURVES, *(c.label for c in ALTERNATIVES)]))
-    shown.sort(key=lambda label: error[BUDGET][label])
-    lines = [
-        [
-            f"`{label}`",
-            *(_bold(error[n][label], label == w) for n, w in zip(BUDGETS, winners, strict=True)),
-        ]
-        for label in shown
-    ]
-    return ["estimator", *(f"n = {n:,}" for n in BUDGETS)], lines
+    best = {n: decide(study.gradients, n).label for n in BUDGETS}
+    shown = dict.fromkeys([*best.values(), *CURVES, *(c.label for c in ALTERNATIVES)])
+    lines = [["estimator", *(f"n = {n:,}" for n in BUDGETS)]]
+    for label in sorted(shown, key=lambda label: error[BUDGET][label]):
+        cells = [_bold(error[n][label], label == best[n]) for n in BUDGETS]
+        lines.append([f"`{label}`", *cells])
+    return lines
 
 
-def decision_text(study: Study) -> str:
-    """The decision in one sentence."""
+def _decision(study: Study) -> str:
     row = decide(study.gradients)
     tau = f", tau {row.tau:g}" if row.tau is not None else ", which has no temperature"
     samples = f"{row.num_samples} sample{'s' if row.num_samples > 1 else ''}"
     return f"**Decision: `{row.estimator}`{tau}, {samples} per image and step.**"
 
 
-def training_table(study: Study) -> tuple[list[str], list[list[str]]]:
+def _training(study: Study) -> Lines:
     """How the runs ended, the lowest test loss first."""
     runs: dict[str, list[TrainingRow]] = {}
     for row in study.training:
         runs.setdefault(row.label, []).append(row)
-    decided = decide(study.gradients).label
-    base = runs[ALTERNATIVES[0].label]
-    lines = []
-    for label in sorted(runs, key=lambda label: statistics.fmean(r.test for r in runs[label])):
-        rows = runs[label]
-        difference = [row.test - other.test for row, other in zip(rows, base, strict=True)]
+    decided, first = decide(study.gradients).label, ALTERNATIVES[0].label
+    lines = [
+        ["estimator", "f", "train -ELBO", "test -ELBO", "worst seed", f"test, minus `{first}`"]
+    ]
+    for label in sorted(runs, key=lambda label: fmean(row.test for row in runs[label])):
+        train, test = ([getattr(x, name) for x in runs[label]] for name in ("train", "test"))
+        pairs = [x.test - other.test for x, other in zip(runs[label], runs[first], strict=True)]
         lines.append(
             [
                 f"`{label}`" + (" (decision)" if label == decided else ""),
-                str(rows[0].evaluations),
-                _mean_and_deviation([row.train for row in rows]),
-                _mean_and_deviation([row.test for row in rows]),
-                f"{max(row.test for row in rows):.1f}",
-                "" if rows == base else _mean_and_error(difference),
+                str(runs[label][0].evaluations),
+                _with_spread(train),
+                _with_spread(test),
+                f"{max(test):.1f}",
+                "" if label == first else _with_spread(pairs, math.sqrt(len(pairs))),
             ]
         )
-    headings = ["estimator", "f", "train -ELBO", "test -ELBO", "worst seed"]
-    return [*headings, f"test, minus `{ALTERNATIVES[0].label}`"], lines
+    return lines
 
 
 def _bold(x: float, best: bool) -> str:
@@ -311,19 +248,12 @@ def _bold(x: float, best: bool) -> str:
     return f"**{text}**" if best else text
 
 
-def _mean_and_deviation(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+def _with_spread(values: Sequence[float], divisor: float = 1.0) -> str:
+    """The mean and the standard deviation, or a part of it."""
+    spread = f" ± {stdev(values) / divisor:.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{spread}"
 
 
-def _mean_and_error(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.fmean(values):.2f} ± {error:.2f}"
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def _markdown(lines: Lines) -> str:
+    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
