@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from discretegrad_lab.report import plots
 from discretegrad_lab.report.axes import labels, limits, ticks
 from discretegrad_lab.report.document import Curve, Figure, Page, Section, Table, Verdict
 from discretegrad_lab.report.drawing import DARK, LIGHT, MARKS, luminance, rgb, visible
@@ -326,7 +327,7 @@ def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_
     # a point that is not there has no mark
     gap = Figure("", "", "", "", (Curve("a", "#0072B2", EPOCHS, [NAN] * 20 + flat[20:]),))
     assert min(gap.marks(0)) >= 20
-    assert len(set(MARKS)) == len(MARKS) == 9
+    assert len(set(MARKS)) == len(MARKS) == len(plots._MARKS)
 
 
 def test_points_stand_where_the_axes_say():

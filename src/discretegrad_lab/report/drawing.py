@@ -25,6 +25,8 @@ MARKS = (
     "M-4.5 -2.5L-2.5 -4.5L0 -2L2.5 -4.5L4.5 -2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0Z",
     "M0 -4.8L4.6 -1.5L2.8 3.9H-2.8L-4.6 -1.5Z",  # pentagon
     "M0 -5.5L1.3 -1.8H5.2L2.1 .6L3.2 4.4L0 2.1L-3.2 4.4L-2.1 .6L-5.2 -1.8H-1.3Z",  # star
+    "M-4.8 0L3.2 -4.6V4.6Z",  # triangle that points left
+    "M4.8 0L-3.2 -4.6V4.6Z",  # triangle that points right
 )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..stack.lines import line
+from ..stack.lines import LINES, line
 from ..tasks.base import Metric
 from ..tasks.evidence import Results, final
 from ..tasks.statistics import Summary, summarise
@@ -34,7 +34,7 @@ class _Axis(NamedTuple):
     """What the figures of a report share."""
 
     keys: list[str]
-    """All estimators: each has the same mark in every figure."""
+    """All estimators; each has the same mark in every figure, those of the paper in every report."""
     searched: str | None = None
     """The field that the horizontal axis shows; time if there is none."""
 
@@ -43,11 +43,12 @@ def _figure(
     reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], axis: _Axis
 ) -> Figure:
     curves, searched = [], axis.searched
-    for mark, key in enumerate(axis.keys):
+    known = list(dict.fromkeys([*LINES, *axis.keys]))
+    for key in axis.keys:
         part = results.part(estimator=key)
         points = _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
         if points:
-            curves.append(_curve(key, mark, points))
+            curves.append(_curve(key, known.index(key), points))
     text = reading.describe(setting)
     if text and len(reading.metrics) > 1:
         text = f"{metric.label}, {text}"
