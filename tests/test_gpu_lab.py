@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import discretegrad
+import test_lab_task as toy
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab.stack import compilation, trainer
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.noise import Noise
+from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae.config import Vae
 from lab_cases import make_stack, use_small_images
@@ -221,3 +223,15 @@ def test_a_member_that_diverges_in_a_graph():
     for member in (0, 2):
         assert_same(clean, stack, stack.runs[member])
     assert all(row["loss"][1] != row["loss"][1] for row in metrics)
+
+
+def test_graphs_of_several_shapes_train_as_steps_do():
+    runs = [toy.Toy(estimator=name, seed=3, clip_norm=0.5, schedule="cosine") for name in SAMPLERS]
+    graphs, eager = (Stack(toy.ToyModel, runs, "cuda", graph=graph) for graph in (True, False))
+    for _ in range(3):
+        found, expected = graphs.advance(), eager.advance()
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-4), name
+    assert len(graphs._graphs) == len(set(toy.SIZES))
+    for run in runs:
+        assert_same(graphs, eager, run)

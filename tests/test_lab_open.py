@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import discretegrad
 import discretegrad_lab
 from discretegrad_lab import LINES, Line, Recipe, Store, execute, load_recipes, tasks
+from discretegrad_lab.cli.app import app
 from discretegrad_lab.stack import lines
 from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.polynomial.config import Polynomial
@@ -283,5 +285,9 @@ def test_the_page_works_as_it_stands(place, capsys):
     assert len(execute(classes.runs(), store).finished) == 9
     rows = [store.metrics(one)[-1] for one in classes.runs()]
     assert min(row["accuracy"] for row in rows) > 1 / 2
+    assert len(commands) == 5
     for command in commands:
-        assert shlex.split(command)[:2] in (["discretegrad", "run"], ["discretegrad", "report"])
+        program, *arguments = shlex.split(command)
+        done = CliRunner().invoke(app, arguments)
+        assert (program, done.exit_code) == ("discretegrad", 0), done.output
+    assert len(list(store.runs())) == 18 + 54 + 9 + 18

@@ -53,6 +53,7 @@ class ToyModel(Model):
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(max(SIZES), FEATURES, generator=generator).to(device)
         self.label = (self.x[:, :CLASSES]).argmax(-1)
+        self.right = torch.nn.functional.one_hot(self.label, CLASSES).float()
         self.batch = self.x
 
     def begin_epoch(self, epoch):
@@ -66,7 +67,7 @@ class ToyModel(Model):
     def losses(self):
         size = len(self.batch)
         logits = self.batch @ self.weight
-        right = torch.nn.functional.one_hot(self.label[:size], CLASSES).float()
+        right = self.right[:size]
         mistakes = 1 - (self._sampler(logits) * right).sum(-1)
         surprise = (mistakes.detach() - self.guess @ right.T).square()
         self._noise.next_step()
