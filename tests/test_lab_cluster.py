@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,11 +17,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from discretegrad_lab import tasks
 from discretegrad_lab.runs import cluster, connection, worker
 from discretegrad_lab.runs.desk import Desk
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.store import DamagedRun, Store, StoreError
+from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.data import DataError
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae.config import Vae
@@ -166,6 +169,21 @@ def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
     assert notes.events == [("planned", (tuple(runs), []))]
     # neither locks nor what workers look for
     assert list((tmp_path / "there" / ".locks").iterdir()) == []
+
+
+def test_estimators_and_tasks_of_users_reach_the_workers(ray, tmp_path, monkeypatch):
+    page = (Path(HERE).parent / "docs" / "extending-the-lab.md").read_text()
+    blocks = re.findall(r'```python title="(.*?)"\n(.*?)```', page, re.DOTALL)
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(tasks, "_extra", {})
+    monkeypatch.setattr(base, "TASKS", dict(base.TASKS))
+    for name in ("my_sweep.py", "my_task.py"):
+        (recipe,) = tasks.load_recipes(tmp_path / name)
+        runs = recipe.runs(seeds=[0])
+        train_here(runs, tmp_path / "here")
+        assert cluster.execute(runs, tmp_path / "there") == Outcome(finished=tuple(runs))
+        assert_equal(runs, tmp_path / "there", tmp_path / "here")
 
 
 @pytest.mark.parametrize(
