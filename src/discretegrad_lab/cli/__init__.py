@@ -4,6 +4,6 @@ What takes long to import is imported where it is used: torch takes seconds, and
 """
 
 from . import data, doctor, list, plot, report, run  # noqa: F401  (each adds its command)
-from .app import app
+from .common import app
 
 __all__ = ["app"]

@@ -12,63 +12,56 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tasks import EXAMPLE_DATA
-from .app import (
-    FAILED,
-    DataDirectory,
-    Refused,
-    app,
-    checking_input,
-    command,
-    examples,
-    explaining,
-)
+from . import common
 from .arguments import suggestion
 
 data_app = typer.Typer(
     help="Fetch and check data sets.",
-    epilog=examples("discretegrad data check", f"discretegrad data fetch {EXAMPLE_DATA}"),
+    epilog=common.examples("discretegrad data check", f"discretegrad data fetch {EXAMPLE_DATA}"),
     no_args_is_help=True,
 )
-app.add_typer(data_app, name="data")
+common.app.add_typer(data_app, name="data")
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help=f"Data sets, such as {EXAMPLE_DATA}.")
 ]
 
 
-@command(
+@common.command(
     data_app,
     "fetch",
     "discretegrad data fetch",
     f"discretegrad data fetch {EXAMPLE_DATA} --data data",
 )
-def fetch(names: Names = None, directory: DataDirectory = None) -> None:
+def fetch(names: Names = None, directory: common.DataDirectory = None) -> None:
     """Download data sets from their public sources; without names those that recipes need."""
     from ..tasks import data
 
-    with explaining():
-        with checking_input():
+    with common.explaining():
+        with common.checking_input():
             chosen = [_known(name) for name in names or _needed()]
         for name in chosen:
             try:
                 with _bars() as tell:
                     files = data.fetch(name, directory, tell)
             except data.DataError as error:
-                raise Refused(str(error), FAILED) from error
+                raise common.Refused(str(error), common.FAILED) from error
             for path in files:
                 typer.echo(f"fetched {path}")
             if not files:
                 typer.echo(f"{name} is there already")
 
 
-@command(data_app, "check", "discretegrad data check", f"discretegrad data check {EXAMPLE_DATA}")
-def check(names: Names = None, directory: DataDirectory = None) -> None:
+@common.command(
+    data_app, "check", "discretegrad data check", f"discretegrad data check {EXAMPLE_DATA}"
+)
+def check(names: Names = None, directory: common.DataDirectory = None) -> None:
     """Verify the checksums of data sets; without names of those that recipes need or that are
     there."""
     from ..tasks import data
 
-    with explaining():
-        with checking_input():
+    with common.explaining():
+        with common.checking_input():
             chosen = dict.fromkeys(_known(name) for name in names or _needed())
         states = data.check(directory)
         if not names:
@@ -83,10 +76,10 @@ def check(names: Names = None, directory: DataDirectory = None) -> None:
         Console().print(table)
         bad = dict.fromkeys(file.data_set for file in files if file.state != "ok")
         if bad:
-            raise Refused(
+            raise common.Refused(
                 f"expected whole data sets, got files of {' and '.join(bad)} that are missing or "
                 f"damaged; run `discretegrad data fetch {' '.join(bad)}`",
-                FAILED,
+                common.FAILED,
             )
 
 

@@ -9,19 +9,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .app import FAILED, AsJson, DataDirectory, RunsDirectory, app, command, end
+from . import common
 from .machine import examine
 
 
-@command(
-    app,
+@common.command(
+    common.app,
     "doctor",
     "discretegrad doctor",
     "discretegrad doctor --runs /shared/runs",
     "discretegrad doctor --json",
 )
 def doctor(
-    runs: RunsDirectory = Path("runs"), data: DataDirectory = None, as_json: AsJson = False
+    runs: common.RunsDirectory = Path("runs"),
+    data: common.DataDirectory = None,
+    as_json: common.AsJson = False,
 ) -> None:
     """Say what this machine can do, and what to do about what it cannot."""
     from ..watch.json_lines import to_json
@@ -41,4 +43,6 @@ def doctor(
         Console().print(table)
     broken = [part.what for part in parts if part.broken]
     if broken:
-        end(f"expected a machine that works, got trouble with {', '.join(broken)}", FAILED)
+        common.end(
+            f"expected a machine that works, got trouble with {', '.join(broken)}", common.FAILED
+        )

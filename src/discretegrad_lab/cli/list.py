@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..tasks import EXAMPLE
 from ..watch.words import duration, many
-from .app import AsJson, Changes, Recipes, app, checking_input, command, explaining
+from . import common
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -20,15 +20,17 @@ _SHOWN = 6
 """Values of a field that are named one by one."""
 
 
-@command(
-    app,
+@common.command(
+    common.app,
     "list",
     "discretegrad list",
     f"discretegrad list {EXAMPLE}",
     f"discretegrad list {EXAMPLE} --set tau=0.5,1,1.5",
     "discretegrad list my_sweep.py --json",
 )
-def list_recipes(recipes: Recipes = None, changes: Changes = None, as_json: AsJson = False) -> None:
+def list_recipes(
+    recipes: common.Recipes = None, changes: common.Changes = None, as_json: common.AsJson = False
+) -> None:
     """List the experiments: what they reproduce, what they cost and which data they need.
 
     With names also the fields of their runs, which --set can change.
@@ -36,8 +38,8 @@ def list_recipes(recipes: Recipes = None, changes: Changes = None, as_json: AsJs
     from .. import tasks
     from ..watch.json_lines import to_json
 
-    with explaining():
-        with checking_input():
+    with common.explaining():
+        with common.checking_input():
             names = recipes or list(tasks.recipes())
             chosen = Selection(names, changes=changes).find()
             runs = {recipe.name: recipe.runs() for recipe in chosen}

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..watch.words import duration, many, size
-from .app import checking_input
+from . import common
 from .arguments import find_device
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     from ..runs.plan import estimate
     from ..tasks.data import DataError
 
-    device = find_device("auto") if wanted.device == "auto" else wanted.device
-    with checking_input():
-        plan = estimate(
-            wanted.runs, wanted.store, device=device, largest_stack=wanted.largest_stack
-        )
+    device = wanted.options["device"]
+    device = find_device("auto") if device == "auto" else device
+    with common.checking_input():
+        largest = wanted.options["largest_stack"]
+        plan = estimate(wanted.runs, wanted.store, device=device, largest_stack=largest)
     seconds, notes = time_of(wanted, plan, device)
     try:
         wanted.check_data()

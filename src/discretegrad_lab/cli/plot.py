@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..tasks import EXAMPLE
-from .app import (
-    FAILED,
-    Changes,
-    DataDirectory,
-    Recipes,
-    Refused,
-    ResultsDirectory,
-    RunsDirectory,
-    app,
-    checking_input,
-    command,
-    explaining,
-    files_in,
-    tell,
-)
+from . import common
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -34,35 +20,35 @@ if TYPE_CHECKING:
 CURVES = "curves.png"
 
 
-@command(
-    app,
+@common.command(
+    common.app,
     "plot",
     "discretegrad plot",
     f"discretegrad plot {EXAMPLE} --results results",
     "discretegrad plot my_sweep.py",
 )
 def plot(
-    recipes: Recipes = None,
-    changes: Changes = None,
-    results: ResultsDirectory = Path("results"),
-    runs: RunsDirectory = Path("runs"),
-    data: DataDirectory = None,
+    recipes: common.Recipes = None,
+    changes: common.Changes = None,
+    results: common.ResultsDirectory = Path("results"),
+    runs: common.RunsDirectory = Path("runs"),
+    data: common.DataDirectory = None,
 ) -> None:
     """Draw the curves of a report as PNG files, and images that trained models make.
 
     Takes the results that `discretegrad report` has written; without names all of them. Images also
     need the runs and their data, and are left out where there are no finished runs.
     """
-    with explaining():
+    with common.explaining():
         if importlib.util.find_spec("matplotlib") is None:
-            raise Refused(
+            raise common.Refused(
                 "expected the package matplotlib for plots, got none; install it with "
                 '`pip install "discretegrad[lab]"`'
             )
         from ..report.folder import read_section
         from ..runs.store import Store
 
-        with checking_input(), files_in(results):
+        with common.checking_input(), common.files_in(results):
             selection = Selection(recipes or (), changes=changes)
             folders = _folders(selection, results)
             sections = {folder: read_section(folder) for folder in folders}
@@ -88,8 +74,8 @@ def plot(
         for path in written:
             typer.echo(f"Wrote {path}")
         if damaged:
-            tell(damaged)
-            raise typer.Exit(FAILED)
+            common.tell(damaged)
+            raise typer.Exit(common.FAILED)
 
 
 def _folders(selection: Selection, results: Path) -> list[Path]:

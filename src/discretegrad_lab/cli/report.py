@@ -11,23 +11,7 @@ from rich.console import Console
 
 from ..tasks import EXAMPLE
 from ..watch.words import many, size
-from .app import (
-    FAILED,
-    AsJson,
-    Changes,
-    Estimators,
-    Recipes,
-    Refused,
-    ResultsDirectory,
-    RunsDirectory,
-    Seeds,
-    app,
-    checking_input,
-    command,
-    explaining,
-    files_in,
-    tell,
-)
+from . import common
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -42,8 +26,8 @@ _STORED = "stored"
 """The folder of a report on stored runs that are looked at without a recipe."""
 
 
-@command(
-    app,
+@common.command(
+    common.app,
     "report",
     "discretegrad report",
     f"discretegrad report {EXAMPLE} --seeds 10",
@@ -52,18 +36,18 @@ _STORED = "stored"
     "discretegrad report --check",
 )
 def report(
-    recipes: Recipes = None,
-    seeds: Seeds = None,
-    estimators: Estimators = None,
-    changes: Changes = None,
-    runs: RunsDirectory = Path("runs"),
-    results: ResultsDirectory = Path("results"),
+    recipes: common.Recipes = None,
+    seeds: common.Seeds = None,
+    estimators: common.Estimators = None,
+    changes: common.Changes = None,
+    runs: common.RunsDirectory = Path("runs"),
+    results: common.ResultsDirectory = Path("results"),
     check: Annotated[
         bool,
         typer.Option("--check", help="Only prove that the tables follow from the results there."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No tables here.")] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Write what came out: curves, tables beside the paper's numbers, verdicts on its claims.
 
@@ -74,7 +58,7 @@ def report(
     folder are kept where a run is not stored here, or is not done, also of runs that were not asked
     for.
     """
-    with explaining():
+    with common.explaining():
         if check:
             _check(recipes, results)
             return
@@ -85,7 +69,7 @@ def report(
         damaged: list[str] = []
         store = Store(runs)
         selection = Selection(recipes or (), seeds, estimators, changes)
-        with checking_input(), files_in(results):
+        with common.checking_input(), common.files_in(results):
             # all of them before the first is written
             gathered = []
             for reading, own in _to_report(selection, store, results, damaged):
@@ -105,8 +89,8 @@ def report(
         elif not quiet:
             _show(places, sections)
         if damaged:
-            tell(list(dict.fromkeys(damaged)))
-            raise typer.Exit(FAILED)
+            common.tell(list(dict.fromkeys(damaged)))
+            raise typer.Exit(common.FAILED)
 
 
 def _show(places: "list[Path]", sections: "list[Section]") -> None:
@@ -164,7 +148,7 @@ def _to_report(
 def _check(recipes: list[str] | None, results: Path) -> None:
     from ..report import folder
 
-    with checking_input(), files_in(results):
+    with common.checking_input(), common.files_in(results):
         files = [name for name in recipes or () if name.endswith(".py")]
         if len(files) < len(recipes or ()):
             raise ValueError(
@@ -179,5 +163,5 @@ def _check(recipes: list[str] | None, results: Path) -> None:
             )
         difference = folder.check(results)
         if difference:
-            raise Refused(difference, FAILED)
+            raise common.Refused(difference, common.FAILED)
     typer.echo(f"All tables of {many(len(folders), 'recipe')} follow from their results.")

@@ -14,24 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tasks import EXAMPLE
-from .app import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    RECIPE,
-    WORK_LEFT,
-    Changes,
-    DataDirectory,
-    Estimators,
-    Refused,
-    RunsDirectory,
-    Seeds,
-    app,
-    checking_input,
-    command,
-    explaining,
-    tell,
-)
+from . import common
 from .arguments import find_device, parse_budget
 from .machine import ROOM
 from .selection import Selection
@@ -42,7 +25,6 @@ if TYPE_CHECKING:
     from ..stack.config import Run
     from ..tasks.base import Recipe
     from ..watch.json_lines import JsonLines
-    from ..watch.tensorboard import EventFiles
 
 
 class Engine(StrEnum):
@@ -52,8 +34,8 @@ class Engine(StrEnum):
     ray = "ray"
 
 
-@command(
-    app,
+@common.command(
+    common.app,
     "run",
     f"discretegrad run {EXAMPLE} --dry-run",
     f"discretegrad run {EXAMPLE} --seeds 2 --estimators reinmax,st --device cpu",
@@ -63,15 +45,15 @@ class Engine(StrEnum):
     f"discretegrad run {EXAMPLE} --json | jq .event",
 )
 def run(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE)],
-    seeds: Seeds = None,
-    estimators: Estimators = None,
-    changes: Changes = None,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=common.RECIPE)],
+    seeds: common.Seeds = None,
+    estimators: common.Estimators = None,
+    changes: common.Changes = None,
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU if there is one.")
     ] = "auto",
-    runs: RunsDirectory = Path("runs"),
-    data: DataDirectory = None,
+    runs: common.RunsDirectory = Path("runs"),
+    data: common.DataDirectory = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Save and stop in time, such as 90s, 9m or 1h30m."),
@@ -104,12 +86,15 @@ def run(
     Runs that are done are skipped and those that were begun go on, so the same command can be given
     again at any time, and in several terminals at once.
     """
+    from ..runs import cluster, execute
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
+    from ..watch.tensorboard import EventFiles
+    from ..watch.together import Together
 
     events = JsonLines(sys.stdout) if json_lines else None
-    with explaining(events):
-        with checking_input():
+    with common.explaining(events):
+        with common.checking_input():
             if ray_address is not None and engine is not Engine.ray:
                 raise ValueError("expected --engine ray with --ray-address, got none; add it")
             if quiet and json_lines:
@@ -117,16 +102,16 @@ def run(
             selection = Selection([recipe], seeds, estimators, changes)
             recipes = selection.find()
             wanted = Wanted(
+                selection,
                 recipes,
                 [run for one in recipes for run in selection.runs(one)],
                 Store(_directory(runs)),
-                _device(device, engine),
-                data,
-                None if budget is None else parse_budget(budget),
-                largest_stack,
-                engine,
-                ray_address,
-                selection,
+                {
+                    "device": _device(device, engine),
+                    "data": data,
+                    "budget": None if budget is None else parse_budget(budget),
+                    "largest_stack": largest_stack,
+                },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
                 raise ValueError(
@@ -138,19 +123,37 @@ def run(
 
             show_plan(wanted, events)
             return
-        with checking_input():
+        with common.checking_input():
             # the nodes of a cluster have their own
             if ray_address is None:
                 wanted.check_data()
             wanted.store.check_room(ROOM)
-            event_files = _event_files(tensorboard)
+            event_files = [] if tensorboard is None else [EventFiles(tensorboard)]
         began = time.perf_counter()
         with _shown(wanted, events, quiet) as listeners:
-            outcome = _train(wanted, [*listeners, *event_files], silent=quiet or json_lines)
+            together = Together(*listeners, *event_files)
+            with _explaining_memory(wanted):
+                if engine is Engine.ray:
+                    outcome = cluster.execute(
+                        wanted.runs,
+                        wanted.store.root,
+                        address=ray_address,
+                        listener=together,
+                        **wanted.options,
+                    )
+                else:
+                    announce = None if quiet or json_lines else _announce
+                    outcome = execute.execute(
+                        wanted.runs,
+                        wanted.store,
+                        listener=together,
+                        announce=announce,
+                        **wanted.options,
+                    )
         problems = [files.problem for files in event_files if files.problem]
         code = _exit_code(outcome)
-        if problems and code != INTERRUPTED:
-            code = FAILED
+        if problems and code != common.INTERRUPTED:
+            code = common.FAILED
         for problem in problems:
             typer.echo(f"discretegrad: {problem}", err=True)
         seconds = time.perf_counter() - began
@@ -159,7 +162,7 @@ def run(
             events.event("outcome", **fields, seconds=seconds, exit_code=code)
         elif quiet:
             # others have heard of it when it was met
-            tell(list(outcome.damaged.values()))
+            common.tell(list(outcome.damaged.values()))
         else:
             _summarise(wanted, outcome, seconds)
         raise typer.Exit(code)
@@ -169,16 +172,12 @@ def run(
 class Wanted:
     """What a command line asks to train, checked."""
 
+    selection: Selection
     recipes: "list[Recipe]"
     runs: "list[Run]"
     store: "Store"
-    device: str
-    data: Path | None
-    budget: float | None
-    largest_stack: int | None
-    engine: Engine
-    ray_address: str | None
-    selection: Selection
+    options: dict[str, Any]
+    """Of ``execute``, on a device as on a cluster: device, data, budget and largest_stack."""
 
     @property
     def name(self) -> str:
@@ -189,7 +188,8 @@ class Wanted:
         """Raise ``DataError`` if data of the recipes are missing or damaged."""
         from ..tasks.data import require
 
-        require(list(dict.fromkeys(x for recipe in self.recipes for x in recipe.data)), self.data)
+        names = dict.fromkeys(name for recipe in self.recipes for name in recipe.data)
+        require(list(names), self.options["data"])
 
 
 def _directory(runs: Path) -> Path:
@@ -223,46 +223,27 @@ def _shown(
         yield []
         return
     console = Console(stderr=True)
-    board = Board(console, wanted.budget) if console.is_terminal else Lines(sys.stderr)
+    board = Board(console, wanted.options["budget"]) if console.is_terminal else Lines(sys.stderr)
     with events or board as listener:
         yield [listener]
 
 
-def _event_files(directory: Path | None) -> "list[EventFiles]":
-    if directory is None:
-        return []
-    from ..watch.tensorboard import EventFiles
-
-    return [EventFiles(directory)]
-
-
-def _train(wanted: Wanted, listeners: "Sequence[Listener]", silent: bool) -> "Outcome":
+@contextlib.contextmanager
+def _explaining_memory(wanted: Wanted) -> Iterator[None]:
+    """Explain what a cluster or the memory of a device refuses."""
     import torch
 
-    from ..runs import cluster, execute
     from ..runs.connection import ClusterError
-    from ..watch.together import Together
 
-    options: dict[str, Any] = {
-        "device": wanted.device,
-        "data": wanted.data,
-        "budget": wanted.budget,
-        "largest_stack": wanted.largest_stack,
-        "listener": Together(*listeners),
-    }
     try:
-        if wanted.engine is Engine.ray:
-            address = wanted.ray_address
-            return cluster.execute(wanted.runs, wanted.store.root, address=address, **options)
-        announce = None if silent else _announce
-        return execute.execute(wanted.runs, wanted.store, announce=announce, **options)
+        yield
     except ClusterError as error:
-        raise Refused(str(error), FAILED) from error
+        raise common.Refused(str(error), common.FAILED) from error
     except torch.OutOfMemoryError as error:
-        raise Refused(
-            f"expected memory for a single run on {wanted.device}, got: "
+        raise common.Refused(
+            f"expected memory for a single run on {wanted.options['device']}, got: "
             f"{str(error).splitlines()[0]} Stop what else uses it, or choose another --device",
-            FAILED,
+            common.FAILED,
         ) from error
 
 
@@ -273,10 +254,10 @@ def _announce(_: str) -> None:
 
 def _exit_code(outcome: "Outcome") -> int:
     if outcome.stopped_by not in (None, "budget"):
-        return INTERRUPTED
+        return common.INTERRUPTED
     if outcome.damaged:
-        return FAILED
-    return WORK_LEFT if outcome.stopped or outcome.elsewhere else DONE
+        return common.FAILED
+    return common.WORK_LEFT if outcome.stopped or outcome.elsewhere else common.DONE
 
 
 _GROUPS = {

@@ -34,7 +34,7 @@ class _Axis(NamedTuple):
     """What the figures of a report share."""
 
     keys: list[str]
-    """All estimators; each has the same mark in every figure, those of the paper in every report."""
+    """All estimators; each has the same mark in every figure."""
     searched: str | None = None
     """The field that the horizontal axis shows; time if there is none."""
 
