@@ -92,7 +92,7 @@ def test_wrong_documents():
     document = run().document()
     with pytest.raises(ValueError, match="expected a configuration of version 2, got version 9"):
         load_run(document | {"version": 9})
-    with pytest.raises(ValueError, match="expected a task of polynomial, vae.* got 'chess'"):
+    with pytest.raises(ValueError, match=r"expected a task of polynomial, vae.* got 'chess'"):
         load_run(document | {"task": "chess"})
     with pytest.raises(ValueError, match="expected a configuration of the task polynomial"):
         load_run(document | {"colour": "red"})
@@ -397,7 +397,7 @@ def parts_of(stack, member):
     for start, (name, group) in zip(("", "control/"), stack.model.groups.items(), strict=False):
         if member in group.members:
             number = group.members.index(member)
-            adam = stack.optimisers[name].state(number)
+            adam = {n: x[number] for n, x in stack.optimisers[name].stacked_state().items()}
             parts |= {f"{start}parameters/{n}": p[number] for n, p in group.parameters.items()}
             parts |= {f"{start}optimiser/{n}": x for n, x in adam.items()}
     return {name: x.detach().clone() for name, x in parts.items()}

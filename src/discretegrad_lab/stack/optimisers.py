@@ -210,37 +210,13 @@ class Optimiser:
             ordered = clipped(ordered, self._longest)
         self._apply(self._rule, states, ordered, scalars)
 
-    def state(self, member: int) -> dict[str, Tensor]:
-        """What a member needs to go on, besides its parameters; copies on the CPU."""
-        return {name: x.to("cpu", copy=True) for name, x in self._views(member).items()}
-
-    def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """Go on from what ``state`` gave.
-
-        Raises:
-            ValueError: If it is of other parameters; nothing has changed then.
-        """
-        views = self._views(member)
-        expected = {name: tuple(x.shape) for name, x in views.items()}
-        shapes = {name: tuple(x.shape) for name, x in state.items()}
-        if shapes != expected:
-            raise ValueError(
-                f"expected the state of an optimiser with the shapes {expected}, got {shapes}; "
-                "load one that was saved with the same task and sizes"
-            )
-        for name, x in views.items():
-            x.copy_(state[name])
-
     def stacked_state(self) -> dict[str, Tensor]:
-        """``state`` of all members, (members, ...) each; not copied."""
+        """What members need to go on besides their parameters, (members, ...) each; not copied."""
         tensors = {"steps": self._steps}
         for name, (_, m, v) in self._states.items():
             tensors[f"mean/{name}"] = m.view(len(m), *self._shapes[name])
             tensors[f"square/{name}"] = v.view(len(v), *self._shapes[name])
         return tensors
-
-    def _views(self, member: int) -> dict[str, Tensor]:
-        return {name: x[member] for name, x in self.stacked_state().items()}
 
 
 def _check(

@@ -6,6 +6,7 @@ user's cache directory. A file counts only if its checksum is right, so it does 
 them it comes from.
 """
 
+import csv
 import gzip
 import hashlib
 import http.client
@@ -73,65 +74,31 @@ class Images(NamedTuple):
     test: Tensor
 
 
-_MNIST = DataSet(
-    "mnist",
-    (
-        IdxFile(
-            "train-images-idx3-ubyte.gz",
-            (60000, 28, 28),
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte.gz",
-            (60000,),
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-        IdxFile(
-            "t10k-images-idx3-ubyte.gz",
-            (10000, 28, 28),
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte.gz",
-            (10000,),
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    ),
-    (
+_SOURCES = {
+    "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-)
-_FASHION_MNIST = DataSet(
-    "fashion-mnist",
-    (
-        IdxFile(
-            "train-images-idx3-ubyte.gz",
-            (60000, 28, 28),
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte.gz",
-            (60000,),
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        IdxFile(
-            "t10k-images-idx3-ubyte.gz",
-            (10000, 28, 28),
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte.gz",
-            (10000,),
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    ),
-    (
+    "fashion-mnist": (
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
-)
-DATA_SETS = {data_set.name: data_set for data_set in (_MNIST, _FASHION_MNIST)}
+}
+
+
+def _data_sets() -> Iterator[DataSet]:
+    with Path(__file__).with_name("data_sets.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for name, sources in _SOURCES.items():
+        files = (
+            IdxFile(row["file"], tuple(map(int, row["shape"].split())), row["sha256"])
+            for row in rows
+            if row["data_set"] == name
+        )
+        yield DataSet(name, tuple(files), sources)
+
+
+DATA_SETS = {data_set.name: data_set for data_set in _data_sets()}
 
 
 def directories(option: Path | None = None) -> list[Path]:
