@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import discretegrad
 import discretegrad_lab
 from discretegrad_lab import LINES, Line, Recipe, Store, execute, load_recipes, tasks
-from discretegrad_lab.cli.app import app
-from discretegrad_lab.stack import lines
+from discretegrad_lab.cli import app
+from discretegrad_lab.stack import config, lines
 from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from lab_cases import make_stack
@@ -191,6 +191,17 @@ def tiny(**fields):
         "metrics": ("expected_loss",),
     }
     return Recipe(**(recipe | fields))
+
+
+def test_two_lines_of_a_recipe_have_two_keys():
+    both = Line("Gap", "gapped", gap=2.0), Line("gap", "gapped", gap=3.0)
+    with pytest.raises(ValueError, match=r"expected a key of its own .* got gap twice"):
+        tiny(estimators=both)
+    # in a stack they are two lines all the same
+    runs = [run(line, seed=seed) for seed in (0, 1) for line in both]
+    assert [members for _, members in config.groups(config.in_order(runs))] == [
+        slice(0, 2), slice(2, 4)
+    ]  # fmt: skip
 
 
 def test_changes_are_all_combinations():

@@ -15,8 +15,6 @@ from .schedules import KINDS, Schedule
 # raise it when the same configuration would give other results than before
 VERSION = 2
 
-_KINDS = ("sampler", "score", "exact")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -79,11 +77,8 @@ class Run:
             raise ValueError(f"expected the optimiser adam or radam, got {self.optimiser!r}")
         if self.schedule not in KINDS:
             raise ValueError(f"expected a schedule of {', '.join(KINDS)}, got {self.schedule!r}")
-        for name in (
-            "tau",
-            "learning_rate",
-            *(("clip_norm",) if self.clip_norm is not None else ()),
-        ):
+        positive = ("tau", "learning_rate", "clip_norm")
+        for name in positive if self.clip_norm is not None else positive[:2]:
             value = getattr(self, name)
             if not (isinstance(value, float) and math.isfinite(value) and value > 0):
                 raise ValueError(f"expected a positive number (float) as {name}, got {value!r}")
@@ -139,11 +134,7 @@ class Run:
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
     """Runs with the same line side by side: samplers, then score functions, then exact ones."""
-
-    def place(run: Run) -> tuple[Any, ...]:
-        return _KINDS.index(run.line.kind), *order(run.estimator), run.line.source, run.identity
-
-    return sorted(runs, key=place)
+    return sorted(runs, key=lambda run: (order(run.line), run.identity))
 
 
 def groups(runs: Sequence[Run]) -> list[tuple[Line, slice]]:

@@ -20,8 +20,11 @@ from .library import ESTIMATORS, Estimator, Function, code, function
 from .userfiles import digest_of, load_file
 
 Kind = Literal["sampler", "score", "exact"]
+_KINDS: tuple[Kind, ...] = ("sampler", "score", "exact")
 # for lines of users, one after the other; not those of the paper's lines
 _COLOURS = ("#882255", "#117733", "#44AA99", "#332288", "#AA4499", "#999933")
+LINES: dict[str, "Line"] = {}
+"""Those of the paper, by key."""
 _known: dict[str, "Line"] = {}
 """The latest line of each key, for those who know the key only, such as readers of results."""
 
@@ -93,8 +96,7 @@ class Line:
         if not isinstance(row, str):
             # as it is, and not from its file once more
             self._set(_object=row)
-        present = LINES.get(self.key) if "LINES" in globals() else None
-        if present is not None and present != self:
+        if LINES.get(self.key, self) != self:
             raise ValueError(
                 f"expected another key than {self.key!r}, which is a line of the paper with other "
                 "options; give key= or another label"
@@ -185,21 +187,19 @@ def _place(row: str | Estimator | Function) -> tuple[str, Path | None, str]:
     return f"{file.name}:{names[0]}", file, digest_of(file)
 
 
-LINES = {
-    line.key: line
-    for line in (
-        # colours that a colour-blind reader can tell apart (Okabe and Ito)
-        Line("ReinMax", "reinmax", colour="#0072B2"),
-        Line("ST", "straight_through", colour="#D55E00"),
-        Line("STGS", "gumbel_softmax", colour="#009E73"),
-        Line("GR-MCK", "gumbel_rao", colour="#56B4E9", dash="6 3"),
-        Line("GST-1.0", "gapped", gap=1.0, colour="#CC79A7", dash="6 3"),
-        Line("GST-p", "gapped", gap="p", colour="#CC79A7"),
-        Line("REINFORCE", "reinforce", colour="#E69F00", dash="2 3"),
-        Line("RODEO", "rodeo", colour="#E69F00"),
-        Line("exact gradient", "exact", key="exact", colour="#888888", dash="2 3"),
-    )
-}
+for _line in (
+    # colours that a colour-blind reader can tell apart (Okabe and Ito)
+    Line("ReinMax", "reinmax", colour="#0072B2"),
+    Line("ST", "straight_through", colour="#D55E00"),
+    Line("STGS", "gumbel_softmax", colour="#009E73"),
+    Line("GR-MCK", "gumbel_rao", colour="#56B4E9", dash="6 3"),
+    Line("GST-1.0", "gapped", gap=1.0, colour="#CC79A7", dash="6 3"),
+    Line("GST-p", "gapped", gap="p", colour="#CC79A7"),
+    Line("REINFORCE", "reinforce", colour="#E69F00", dash="2 3"),
+    Line("RODEO", "rodeo", colour="#E69F00"),
+    Line("exact gradient", "exact", key="exact", colour="#888888", dash="2 3"),
+):
+    LINES[_line.key] = _line
 _ORDER = {key: number for number, key in enumerate(LINES)}
 
 
@@ -208,6 +208,7 @@ def line(key: str) -> Line:
     return _known.get(key) or Line.stored(key, {"row": "", "options": {}, "source": ""})
 
 
-def order(key: str) -> tuple[int, str]:
-    """Sorts lines: those of the paper as there, then those of users."""
-    return _ORDER.get(key, len(_ORDER)), key
+def order(line: Line) -> tuple[Any, ...]:
+    """Sorts lines: by kind; those of the paper as there, then those of users."""
+    place = _ORDER.get(line.key, len(_ORDER))
+    return _KINDS.index(line.kind), place, line.key, line.source, str(line.options)

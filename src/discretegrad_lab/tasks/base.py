@@ -199,6 +199,14 @@ class Recipe:
     note: str = ""
     """A sentence for the captions of tables."""
 
+    def __post_init__(self) -> None:
+        twice = {key for key in self.keys() if self.keys().count(key) > 1}
+        if twice:
+            raise ValueError(
+                f"expected a key of its own for each estimator of {self.name}, got "
+                f"{', '.join(sorted(twice))} twice; give one of the lines another label or key="
+            )
+
     def choosable(self) -> dict[str, str | Line]:
         """Estimators that can be asked for, by key."""
         choices = self.choices or (*LINES, *self.estimators)

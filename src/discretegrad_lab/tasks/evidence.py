@@ -102,12 +102,12 @@ class Judgement(NamedTuple):
     evidence: str
 
 
-def lower(one: Summary, other: Summary) -> Vote:
+def lower(first: Summary, second: Summary) -> Vote:
     """Whether the first mean is the lower one; an infinite one is the higher one for certain."""
-    difference = one.mean - other.mean
+    difference = first.mean - second.mean
     if math.isnan(difference):
         return Vote(0)
-    p = compare(one, other).p if math.isfinite(difference) else 0.0
+    p = compare(first, second).p if math.isfinite(difference) else 0.0
     return Vote((difference < 0) - (difference > 0), 0.0 if math.isnan(p) else p)
 
 

@@ -68,18 +68,18 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(len(values), mean, math.sqrt(squares / (len(values) - 1)))
 
 
-def compare(one: Summary, other: Summary) -> Comparison:
-    """The first mean less the second one, whose variances may differ."""
-    difference = one.mean - other.mean
-    if one.count < 2 or other.count < 2:
+def compare(first: Summary, second: Summary) -> Comparison:
+    """The first mean less the second first, whose variances may differ."""
+    difference = first.mean - second.mean
+    if first.count < 2 or second.count < 2:
         return Comparison(difference, math.nan, math.nan)
-    parts = [summary.error**2 for summary in (one, other)]
+    parts = [summary.error**2 for summary in (first, second)]
     error = math.sqrt(sum(parts))
     if error == 0:
         return Comparison(difference, 0.0, float(difference == 0))
     # Welch and Satterthwaite
     freedom = sum(parts) ** 2 / sum(
-        part**2 / (summary.count - 1) for part, summary in zip(parts, (one, other), strict=True)
+        part**2 / (summary.count - 1) for part, summary in zip(parts, (first, second), strict=True)
     )
     p = max(0.0, 1 - _inside(abs(difference) / error, freedom))
     return Comparison(difference, student(freedom) * error, p)

@@ -85,9 +85,9 @@ def _in_each_figure(
         for fields in results.settings(("power",)):
             setting = _Setting(results, **fields)
             lost = setting.lost(*needed)
-            one = _without(lost) if lost else judge(setting)
-            votes += one.votes
-            texts.append(f"{setting.label}: {one.evidence}")
+            part = _without(lost) if lost else judge(setting)
+            votes += part.votes
+            texts.append(f"{setting.label}: {part.evidence}")
         return Judgement(votes, "; ".join(texts))
 
     return evaluate
@@ -151,9 +151,9 @@ def _corner(hard: bool) -> Callable[[Results], Judgement]:
         texts = []
         for fields in results.settings(("power",)):
             setting = _Setting(results, **fields, **kind)
-            one = _against_rivals(setting, hard)
-            votes += one.votes
-            texts.append(f"{setting.label}: {one.evidence}")
+            part = _against_rivals(setting, hard)
+            votes += part.votes
+            texts.append(f"{setting.label}: {part.evidence}")
         return Judgement(
             votes, f"Polynomial programming only: {'; '.join([*texts, *_wins(results, kind)])}"
         )
