@@ -153,11 +153,11 @@ def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
     for name in STORED:
-        found, recipe = read(name), tasks.recipe(name)
-        counts = ", ".join(f"{n:,} {state}" for state, n in found.counts().items() if n)
-        about = [dict.fromkeys(getattr(row, what) for row in found.rows) for what in _PROVENANCE]
+        results, recipe = read(name), tasks.recipe(name)
+        counts = ", ".join(f"{n:,} {state}" for state, n in results.counts().items() if n)
+        about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
         inside = name != SETTINGS and _identities(name) <= _identities(SETTINGS)
-        seconds = f"in {SETTINGS}" if inside else f"{training_seconds(found):,.0f} s"
+        seconds = f"in {SETTINGS}" if inside else f"{training_seconds(results):,.0f} s"
         lines.append([name, recipe.reproduces, counts, seconds, *(", ".join(x) for x in about)])
     return markdown(["recipe", "of the paper", "runs", "training", *_PROVENANCE], lines)
 
@@ -169,9 +169,9 @@ def _identities(recipe: str) -> set[str]:
     return {row.identity for row in read(recipe).rows}
 
 
-def training_seconds(found: Results) -> float:
+def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
-    stacks = {(row.config["latents"], row.config["batch"]): row.seconds for row in found.rows}
+    stacks = {(row.config["latents"], row.config["batch"]): row.seconds for row in results.rows}
     return sum(stacks.values())
 
 
@@ -227,8 +227,8 @@ def at_one_table() -> str:
     return markdown(["% above the optimum", "ReinMax, τ = 1", "ReinMax, tuned", "RODEO"], lines)
 
 
-def _entry(found: Results, estimator: str) -> Entry:
-    (entry,) = (x for x in entries(reading(found), found) if x.estimator == estimator)
+def _entry(results: Results, estimator: str) -> Entry:
+    (entry,) = (x for x in entries(reading(results), results) if x.estimator == estimator)
     return entry
 
 
@@ -268,9 +268,9 @@ def _later(curve: Curve, first: int) -> Curve:
 
 def readme_block() -> str:
     """The column of the main table, and what became of the claims."""
-    found = read(VAE)
+    results = read(VAE)
     lines: dict[str, list[str]] = {}
-    for entry in entries(reading(found), found):
+    for entry in entries(reading(results), results):
         label = LINES[entry.estimator].label
         assert entry.cell is not None
         lines.setdefault(label, [label]).extend(
@@ -283,16 +283,16 @@ def readme_block() -> str:
     headings = ["MNIST-VAE, 10 x 30"]
     for metric in ("train", "test"):
         headings += [f"{metric} \N{MINUS SIGN}ELBO, published", "ours", "difference"]
-    return f"{markdown(headings, list(lines.values()))}\n\n{wrapped(_caption(found))}\n"
+    return f"{markdown(headings, list(lines.values()))}\n\n{wrapped(_caption(results))}\n"
 
 
-def _caption(found: Results) -> str:
-    cells = entries(reading(found), found)
+def _caption(results: Results) -> str:
+    cells = entries(reading(results), results)
     published = {entry.cell.runs for entry in cells if entry.cell}
     ours = {entry.ours.count for entry in cells}
-    doubts = [x for table in section(found).tables for x in table.notes if "in doubt" in x]
-    seconds = f"{training_seconds(found):.0f} s"
-    about = found.rows[0]
+    doubts = [x for table in section(results).tables for x in table.notes if "in doubt" in x]
+    seconds = f"{training_seconds(results):.0f} s"
+    about = results.rows[0]
     claims = [verdict for name in STORED for verdict in section(read(name)).verdicts]
     held, failed, open_ = (
         sum(verdict.holds is holds for verdict in claims) for holds in (True, False, None)
@@ -301,7 +301,7 @@ def _caption(found: Results) -> str:
     return (
         f"Mean ± half the 95 % interval, published over {_numbers(published)} runs and ours over "
         f"{_numbers(ours)}; *within* means that the difference lies inside its own 95 % interval. "
-        f"All {len(found.rows)} runs trained at once in {seconds} on one {about.device} (commit "
+        f"All {len(results.rows)} runs trained at once in {seconds} on one {about.device} (commit "
         f"{about.commit}, TF32). {' '.join(doubts)}\n\n"
         f"{trained:,} finished runs are stored. Of {len(claims)} claims of the paper {held} hold "
         f"in them, {failed} do not and {open_} are undecided: "

@@ -125,6 +125,6 @@ def suggestion(name: str, known: Iterable[str], also: Mapping[str, str] | None =
         known: Names that are right.
         also: Other names for some of them.
     """
-    names = {**(also or {}), **{one: one for one in known}}
+    names = {**(also or {}), **{right: right for right in known}}
     nearest = difflib.get_close_matches(name.lower(), list(names), 1, 0.5)
     return f"did you mean {names[nearest[0]]}? " if nearest else ""

@@ -44,7 +44,7 @@ def list_recipes(
             chosen = Selection(names, changes=changes).find()
             runs = {recipe.name: recipe.runs() for recipe in chosen}
         if as_json:
-            typer.echo(to_json([_fields(one, runs[one.name]) for one in chosen], indent=1))
+            typer.echo(to_json([_fields(recipe, runs[recipe.name]) for recipe in chosen], indent=1))
             return
         console = Console()
         for recipe in chosen:

@@ -73,8 +73,8 @@ def time_of(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | No
     measured = sum(stack.seconds is not None for stack in plan.stacks)
     seconds = scaled_seconds(plan)
     if seconds is not None:
-        some = f"The time is measured for {many(measured, 'stack')} and scaled for the others."
-        return seconds, [] if measured == len(plan.stacks) else [some]
+        note = f"The time is measured for {many(measured, 'stack')} and scaled for the others."
+        return seconds, [] if measured == len(plan.stacks) else [note]
     seconds, where = _by_cost(wanted, plan, device)
     if seconds is not None:
         return seconds, [

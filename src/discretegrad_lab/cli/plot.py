@@ -82,13 +82,14 @@ def _folders(selection: Selection, results: Path) -> list[Path]:
     from ..report.folder import folders
     from ..report.results import RUNS
 
-    # a folder of stored runs has no recipe, so its name is enough
-    names = [name for name in selection.recipes if not (results / name / RUNS).exists()]
-    there = [name for name in selection.recipes if name not in names]
-    if selection.changes:
-        names, there = list(selection.recipes), []
-    found = Selection(names, changes=selection.changes).find() if names else []
-    chosen = [results / name for name in (*there, *(recipe.name for recipe in found))]
+    chosen = []
+    for name in selection.recipes:
+        # a folder of stored runs has no recipe, so its name is enough
+        if (results / name / RUNS).exists() and not selection.changes:
+            chosen.append(results / name)
+        else:
+            recipes = Selection([name], changes=selection.changes).find()
+            chosen += [results / recipe.name for recipe in recipes]
     if not selection.recipes:
         chosen = folders(results)
         if not chosen:

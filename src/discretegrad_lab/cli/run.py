@@ -104,7 +104,7 @@ def run(
             wanted = Wanted(
                 selection,
                 recipes,
-                [run for one in recipes for run in selection.runs(one)],
+                [run for chosen in recipes for run in selection.runs(chosen)],
                 Store(_directory(runs)),
                 {
                     "device": _device(device, engine),

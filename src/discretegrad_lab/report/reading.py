@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import tasks
 from ..stack.config import Run
-from ..stack.lines import order
+from ..stack.lines import LINES
 from ..tasks.base import Claim, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from .results import configuration
@@ -80,7 +80,7 @@ def of_recipe(recipe: Recipe) -> Reading:
         claims=tuple(task.claims[name] for name in recipe.claims),
         words=task.words,
         runs=recipe.runs,
-        shipped=any(recipe is one for one in ours),
+        shipped=any(recipe is other for other in ours),
     )
 
 
@@ -115,9 +115,10 @@ def of_results(results: Results, folder: Path) -> Reading:
 
 def of_runs(name: str, runs: Sequence[Run]) -> Iterator[tuple[Reading, list[Run]]]:
     """A reading for the stored runs of each task, called after it."""
+    places = {key: number for number, key in enumerate(LINES)}
     for task in dict.fromkeys(run.task for run in runs):
         own = [run for run in runs if run.task == task]
-        own.sort(key=lambda run: (order(run.estimator), run.seed))
+        own.sort(key=lambda run: (places.get(run.estimator, len(places)), run.estimator, run.seed))
         reading = of_configs(f"{name}-{task}", [configuration(run) for run in own])
         yield dataclasses.replace(reading, runs=own.copy), own
 
@@ -127,7 +128,7 @@ def of_configs(
 ) -> Reading:
     """The reading of runs of one task that no recipe describes: what varies are the rows."""
     task = _task(configs)
-    known = task.metrics if task else tuple(Metric(one, one.replace("_", " ")) for one in metrics)
+    known = task.metrics if task else tuple(Metric(x, x.replace("_", " ")) for x in metrics)
     return Reading(
         name,
         f"Stored runs of {configs[0]['task']}" if configs else f"Stored runs ({name})",
