@@ -7,15 +7,15 @@ from pathlib import Path
 
 import calls
 import reproduction
-from measure import ROOT
-from pages import PICTURES, markdown, wrapped
-
-from discretegrad_lab import published, results
 from discretegrad_lab.config import Polynomial
 from discretegrad_lab.estimators import ESTIMATORS
 from discretegrad_lab.page import Claim, Figure
 from discretegrad_lab.readings import NEAR, decimal, describe
 from discretegrad_lab.recipes import RECIPES
+from measure import ROOT
+from pages import PICTURES, markdown, wrapped
+
+from discretegrad_lab import published, results
 from discretegrad_lab.report import VERDICTS, Entry, entries, section
 
 DEMO = ROOT / "results" / "polynomial-headline"
@@ -37,7 +37,7 @@ def scores_block() -> str:
         [
             f"`{row.name}`",
             row.label,
-            " and ".join(calls.families(row)),
+            " and ".join(row.families),
             "yes" if row.needs_grad_f else "no",
             row.reference,
         ]

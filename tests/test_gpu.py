@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from discretegrad._noise import seeded_exponential, seeded_logistic
 from scipy import stats
 
 import discretegrad
-from discretegrad._noise import seeded_exponential, seeded_logistic
 
 pytestmark = pytest.mark.gpu
 

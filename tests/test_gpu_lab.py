@@ -103,7 +103,9 @@ def test_noise_of_a_seed_does_not_depend_on_the_batch(shape):
 
     def gradient(members):
         leaf = logits[members].clone().requires_grad_()
-        z = discretegrad.gumbel_rao_seeded(leaf, index[members], seed[members], 0.7, num_draws=200)
+        z = discretegrad.gumbel_rao(
+            leaf, 0.7, given=index[members], seed=seed[members], num_draws=200
+        )
         return torch.autograd.grad(z, leaf, g[members])[0]
 
     together = gradient(slice(None))
@@ -111,7 +113,7 @@ def test_noise_of_a_seed_does_not_depend_on_the_batch(shape):
         torch.testing.assert_close(gradient(member), together[member], rtol=1e-4, atol=1e-6)
     # the torch path has other noise: on average they agree
     leaf = logits.clone().requires_grad_()
-    z = discretegrad.gumbel_rao_seeded(leaf, index, seed, 0.7, num_draws=200, backend="torch")
+    z = discretegrad.gumbel_rao(leaf, 0.7, given=index, seed=seed, num_draws=200, backend="torch")
     expected = torch.autograd.grad(z, leaf, g)[0]
     error = (together - expected).norm() / expected.norm()
     assert error < 0.25

@@ -202,7 +202,9 @@ def test_every_error_says_what_was_expected():
         (path, node)
         for path in MODULES
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Raise) and node.exc is not None and path.name not in ("_attach.py", "testing.py")
+        if isinstance(node, ast.Raise)
+        and node.exc is not None
+        and path.name not in ("_attach.py", "testing.py")
     ]
     assert len(nodes) > 30
     silent = [

@@ -29,12 +29,11 @@ import dataclasses
 import discretegrad
 
 
-def mine_at(logits, index, tau=1.0):
-    return discretegrad.straight_through_at(logits, index, 2 * tau)
+def mine(logits, tau=1.0, *, given=None):
+    return discretegrad.straight_through(logits, 2 * tau, given=given)
 
 
-st = discretegrad.get("straight_through")
-MINE = dataclasses.replace(st, name="mine", functions_at={"categorical": mine_at})
+MINE = dataclasses.replace(discretegrad.get("straight_through"), name="mine", function=mine)
 """
 
 

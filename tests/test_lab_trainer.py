@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -218,10 +219,10 @@ def test_frequencies_of_samples():
 
 
 PLAIN = {
-    "reinmax": discretegrad.reinmax_at,
-    "st": discretegrad.straight_through_at,
-    "gst-1.0": lambda x, index, tau: discretegrad.gapped_at(x, index, tau, gap=1.0),
-    "gst-p": lambda x, index, tau: discretegrad.gapped_at(x, index, tau, gap="p"),
+    "reinmax": discretegrad.reinmax,
+    "st": discretegrad.straight_through,
+    "gst-1.0": partial(discretegrad.gapped, gap=1.0),
+    "gst-p": partial(discretegrad.gapped, gap="p"),
 }
 
 
@@ -239,7 +240,7 @@ def test_members_have_the_gradient_of_their_estimator_and_temperature(name):
     for member, one in enumerate(runs):
         if one.estimator == name:
             leaf = logits[member].detach().requires_grad_()
-            plain = PLAIN[name](leaf, samples[member].argmax(-1), one.tau)
+            plain = PLAIN[name](leaf, one.tau, given=samples[member].argmax(-1))
             torch.testing.assert_close(
                 actual[member], torch.autograd.grad(plain, leaf, g[member])[0]
             )
@@ -350,9 +351,8 @@ def test_score_functions_are_those_of_the_library():
             return (x - 0.45).abs().pow(power).mean(-1)
 
         if one.estimator == "reinforce":
-            samples = torch.nn.functional.one_hot(index[member], 2)[None]
             loss = discretegrad.reinforce(
-                leaf.expand(8, 6, 2), lambda z: f(z[..., 0]), samples=samples
+                leaf.expand(8, 6, 2), lambda z: f(z[..., 0]), given=index[member][None]
             )
             (expected,) = torch.autograd.grad(loss.mean(), leaf)
         else:
@@ -363,7 +363,7 @@ def test_score_functions_are_those_of_the_library():
                 estimator.beta.copy_(control.beta[number])
             bits = (leaf[:, 0] - leaf[:, 1]).expand(4, 6)
             samples = (index[member] == 0).view(2, 4, 6)
-            loss = estimator(bits, f, num_samples=2, samples=samples)
+            loss = estimator(bits, f, given=samples)
             expected, *of_network = torch.autograd.grad(
                 loss.mean(), [leaf, *estimator.parameters()]
             )

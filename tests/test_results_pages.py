@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from discretegrad_lab.recipes import choose_temperatures
 
 from benchmark_cases import demo, measure, pages, reproduction, table
 from discretegrad_lab import published
-from discretegrad_lab.recipes import choose_temperatures
 
 
 @pytest.fixture

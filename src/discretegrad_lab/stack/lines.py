@@ -10,15 +10,20 @@ with other options or of a sampler in a file::
 import inspect
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
-from .library import ESTIMATORS, Estimator, Function, code, function
+from torch import Tensor
+
+from discretegrad import ESTIMATORS, Estimator
+
 from .userfiles import digest_of, load_file
 
+Function = Callable[..., Tensor]
 Kind = Literal["sampler", "score", "exact"]
 _KINDS: tuple[Kind, ...] = ("sampler", "score", "exact")
 # for lines of users, one after the other; not those of the paper's lines
@@ -136,10 +141,9 @@ class Line:
             estimator = getattr(load_file(self.file, self.source), self.row.partition(":")[2])
         if isinstance(estimator, FunctionType):
             return "sampler", estimator, frozenset(inspect.signature(estimator).parameters)
-        call = function(estimator)
         kind: Kind = "exact" if estimator.evaluations is None else estimator.kind
-        takes = {*estimator.options, *inspect.signature(call).parameters}
-        return kind, call, frozenset(takes)
+        call = estimator.function
+        return kind, call, frozenset(inspect.signature(call).parameters)
 
     @property
     def kind(self) -> Kind:
@@ -149,7 +153,8 @@ class Line:
 
     @property
     def function(self) -> Function:
-        """See ``library``."""
+        """A sampler is called as ``function(logits, tau, given=index, ...)``, others as
+        ``function(logits, f, given=index, ...)``."""
         return self._estimator[1]
 
     def takes(self, argument: str) -> bool:
@@ -174,7 +179,7 @@ def _place(row: str | Estimator | Function) -> tuple[str, Path | None, str]:
         return f"{file.name}:{name}", file, digest_of(file)
     if isinstance(row, Estimator) and ESTIMATORS.get(row.name) is row:
         return row.name, None, ""
-    function = code(row) if isinstance(row, Estimator) else row
+    function = row.function if isinstance(row, Estimator) else row
     module = sys.modules.get(function.__module__)
     names = [name for name, value in vars(module).items() if value is row] if module else []
     path = inspect.getsourcefile(function) or ""

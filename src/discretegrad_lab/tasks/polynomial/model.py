@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from discretegrad.bernoulli import Rodeo
+from discretegrad import Rodeo
 
 from ...stack.config import groups
 from ...stack.lines import Line

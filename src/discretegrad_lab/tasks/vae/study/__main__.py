@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except DataError as error:
             print(error, file=sys.stderr)
             return 2
+        # small temperatures are among the candidates
+        warnings.filterwarnings("ignore", message=".*is unusual")
         write(folder, measure(pixels, settings, os.cpu_count() or 1))
     # rounded, so that figures and tables follow from the files
     study = read(folder)

@@ -18,7 +18,6 @@ from torch.nn.functional import softplus
 
 import discretegrad
 
-from ....stack.library import diagnose
 from .rows import BATCH, GradientRow, Study, TrainingRow, decide
 
 VARIABLES, CATEGORIES, HIDDEN, PIXELS, DIGITS = 4, 8, 256, 784, 10
@@ -182,7 +181,7 @@ def diagnosed(
 ) -> list[GradientRow]:
     """One row for each candidate, at the logits of these images."""
     chosen = candidates()
-    result = diagnose(
+    result = discretegrad.diagnose(
         model.logits(images).detach(),
         model.reconstruction(images),
         {c.label: (c.estimator, {**c.options, "num_samples": c.num_samples}) for c in chosen},
@@ -196,7 +195,7 @@ def diagnosed(
         if not row.applicable:
             raise RuntimeError(f"{row.label}: {row.status}")
         same = {n: getattr(row, n) for n in GradientRow._fields if hasattr(row, n)}
-        same |= {"bias": row.relative_bias, "bias_bound": row.bias_bound / norm}
+        same |= {"bias": row.relative_bias, "bias_bound": (row.bias_bound or 0) / norm}
         same |= {"deviation": row.relative_deviation, "bias_detected": bool(row.bias_detected)}
         same |= {"step": step, "negative_elbo": loss, "gradient_norm": norm}
         rows.append(GradientRow(**same | {"tau": choice.options.get("tau")}))
