@@ -40,7 +40,7 @@ class Case:
 
     family: str
     method: str
-    """Its key in the kernels' METHODS."""
+    """Its key in the kernels' table of formulas."""
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,14 +56,15 @@ class Case:
         return self.name.startswith("gumbel")
 
     def sample(self, logits, tau=1.0, backend="triton", **arguments) -> Tensor:
-        return self._function(logits, tau, backend=backend, **self.options, **arguments)
+        arguments = {"family": self.family, "backend": backend, **self.options, **arguments}
+        return self.function(logits, tau, **arguments)
 
-    def sample_at(self, logits, draw, tau=1.0, backend="triton", **arguments) -> Tensor:
-        return self._at(logits, draw, tau, backend=backend, **self.options, **arguments)
+    def sample_at(self, logits, draw, tau=1.0, **arguments) -> Tensor:
+        return self.sample(logits, tau, given=draw, **arguments)
 
     def sample_index(self, logits, tau=1.0, backend="triton", **arguments):
-        function = getattr(discretegrad, f"{self.name}_index")
-        return function(logits, tau, backend=backend, **self.options, **arguments)
+        arguments = {"backend": backend, **self.options, **arguments}
+        return discretegrad.sample_index(logits, self.name, tau, **arguments)
 
     def drawn(self, sample: Tensor, dim: int = -1) -> Tensor:
         """The draw behind a sample, in the form that the torch path takes."""
@@ -75,9 +76,10 @@ class Case:
         leaf = logits.detach().double().requires_grad_()
         tau = tau.double() if isinstance(tau, Tensor) else tau
         options = {name: value for name, value in self.options.items() if name != "num_draws"}
-        noise = [self.noise(leaf, dim, seed, draw)] if self.noisy else []
+        options |= {"noise": self.noise(leaf, dim, seed, draw)} if self.noisy else {}
         options |= {"dim": dim} if self.categorical else {}
-        z = self._at(leaf, draw, *noise, tau, mask=mask, backend="torch", **options)
+        options |= {"given": draw, "mask": mask, "backend": "torch"}
+        z = self.function(leaf, tau, family=self.family, **options)
         return torch.autograd.grad(z, leaf, g.double())[0]
 
     def scale(self, g, draw, expected, dim=-1) -> Tensor:
@@ -131,16 +133,8 @@ class Case:
         return noise.reshape(draws, *last.shape).movedim(-1, axis + 1)
 
     @property
-    def _function(self):
-        return getattr(self._namespace, self.name)
-
-    @property
-    def _at(self):
-        return getattr(self._namespace, f"{self.name}_at")
-
-    @property
-    def _namespace(self):
-        return discretegrad if self.categorical else discretegrad.bernoulli
+    def function(self):
+        return getattr(discretegrad, self.name)
 
 
 _SAMPLERS = {

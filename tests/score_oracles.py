@@ -1,7 +1,7 @@
 """Problems for the score-function estimators, their randomness, and second derivations.
 
-Every source of randomness that an estimator's ``_at`` takes falls into finitely many regions, in
-each of which the result is constant. Here is one point of every region with its probability, for
+The randomness of most estimators falls into finitely many regions, in each of which the result is
+constant. Here is one point of every region with its probability, for
 all variables and samples together. The second derivations are surrogate losses, written as the
 papers print them, whose gradient is the estimate. Nothing here shares code with the library.
 """

@@ -8,11 +8,12 @@ import torch
 from discretegrad import (
     ESTIMATORS,
     ControlNetwork,
+    DoubleCV,
     MuProp,
     Rebar,
     Reinforce,
     Relax,
-    bernoulli,
+    Rodeo,
     expectation,
 )
 
@@ -47,9 +48,9 @@ LEARNERS = {
     "Reinforce network": ("categorical", lambda: Reinforce(ControlNetwork(12))),
     "MuProp": ("categorical", lambda: MuProp()),
     "Rebar": ("categorical", lambda: Rebar()),
-    "Relax": ("categorical", lambda: Relax(ControlNetwork(12))),
-    "DoubleCV": ("bernoulli", lambda: bernoulli.DoubleCV()),
-    "Rodeo": ("bernoulli", lambda: bernoulli.Rodeo(alpha=0.3, beta=-0.2)),
+    "Relax": ("categorical", lambda: Relax(12)),
+    "DoubleCV": ("bernoulli", lambda: DoubleCV()),
+    "Rodeo": ("bernoulli", lambda: Rodeo(alpha=0.3, beta=-0.2)),
 }
 
 

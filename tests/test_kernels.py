@@ -5,11 +5,13 @@ GPU can show, are in test_gpu_kernels.py.
 """
 
 import ast
+import ctypes
 import importlib
 import inspect
 import math
 import sys
 from collections import defaultdict
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import discretegrad
 import philox_reference
-from discretegrad import BackendUnavailable, bernoulli
+from discretegrad import BackendUnavailable, sample_index
 from discretegrad.kernels import dispatch
 from kernel_cases import (
     BERNOULLI,
@@ -53,14 +55,30 @@ if not dispatch._INTERPRETED:
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
+from discretegrad._types import Call, Method  # noqa: E402
 from discretegrad.kernels import bernoulli as bits  # noqa: E402
-from discretegrad.kernels import categorical, gumbel_rao, ops, philox  # noqa: E402
-from discretegrad.kernels.layout import layout  # noqa: E402
+from discretegrad.kernels import (  # noqa: E402
+    categorical,
+    categorical_draw,
+    categorical_gradient,
+    gumbel_rao,
+    gumbel_rao_kernels,
+    ops,
+    philox,
+    quick,
+    samplers,
+)
+from discretegrad.kernels import rows as reading  # noqa: E402
+from discretegrad.kernels.formulas import FORMULAS  # noqa: E402
+from discretegrad.kernels.layout import Bits, Drawn, Rows, layout  # noqa: E402
+
+BITS = BY_METHOD["bernoulli", "reinmax"]
 
 # NumPy tells of infinities that a GPU makes silently
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-MODULES = {"categorical": categorical, "gumbel_rao": gumbel_rao, "bernoulli": bits}
+HOSTS = (categorical, gumbel_rao, bits)
+KERNELS = (categorical_draw, categorical_gradient, gumbel_rao_kernels, bits, philox, reading)
 # the longest row that is one block, the size of a block of a longer one, lanes picked together
 ONE_BLOCK, BLOCK, GROUP = 16, 16, 4
 
@@ -77,34 +95,44 @@ def poison(request, monkeypatch):
 
 def forget_plans():
     """Of how to cut rows into programs."""
-    for module in MODULES.values():
+    for module in HOSTS:
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
+    quick._known.clear()
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def tiles(monkeypatch):
+    """A function that sets a constant of how rows are cut, for the time of a test."""
+    with monkeypatch.context() as patch:
+
+        def change(module, name, value):
+            patch.setattr(module, name, value)
+            forget_plans()
+
+        yield change
+    forget_plans()
+
+
+@pytest.fixture
+def small_blocks(tiles):
     """Blocks so small that all branches run on rows of some dozen categories."""
     for name in ("LONGEST_DRAW", "LONGEST_GRADIENT"):
-        monkeypatch.setattr(categorical, name, ONE_BLOCK)
+        tiles(categorical, name, ONE_BLOCK)
     for name in ("LONG_DRAW", "LONG_GRADIENT"):
-        monkeypatch.setattr(categorical, name, BLOCK)
-    monkeypatch.setattr(categorical, "GROUP", GROUP)
-    monkeypatch.setattr(gumbel_rao, "LONGEST", ONE_BLOCK)
-    monkeypatch.setattr(gumbel_rao, "LONG_BLOCK", BLOCK)
-    monkeypatch.setattr(bits, "BLOCK", 16)
-    monkeypatch.setattr(bits, "DRAWS_BLOCK", 8)
+        tiles(categorical, name, BLOCK)
+    tiles(categorical, "GROUP", GROUP)
+    tiles(gumbel_rao, "LONGEST", ONE_BLOCK)
+    tiles(gumbel_rao, "LONG_BLOCK", BLOCK)
+    tiles(bits, "BLOCK", 16)
+    tiles(bits, "DRAWS_BLOCK", 8)
 
 
 @pytest.fixture
-def wide_programs(monkeypatch):
+def wide_programs(tiles):
     """Many short rows in a program, which is what takes the interpreter's time."""
-    with monkeypatch.context() as patch:
-        patch.setattr(categorical, "_FEW_NUMBERS", 4096)
-        forget_plans()
-        yield
-    forget_plans()
+    tiles(categorical, "_FEW_NUMBERS", 4096)
 
 
 class Launch(NamedTuple):
@@ -125,7 +153,7 @@ def launches(monkeypatch):
         given = dict(zip(self.arg_names, arguments, strict=False)) | options
         module = self.fn.__globals__["__name__"].rpartition(".")[2]
         constants = {name: given[name] for name in self.constexprs}
-        seen.append(Launch(module + self.fn.__name__, constants, self.grid[0]))
+        seen.append(Launch(f"{module}.{self.fn.__name__}", constants, self.grid[0]))
         return plain(self, *arguments, **options)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
@@ -226,7 +254,7 @@ def test_bernoulli_sizes_around_every_boundary(case, n, small_blocks):
 
 def test_bernoulli_real_boundaries():
     for n in (1023, 1024, 1025, 4096):
-        check_case(BY_METHOD["bernoulli", "reinmax"], *inputs(n))
+        check_case(BITS, *inputs(n))
     check_case(BY_METHOD["bernoulli", "gumbel_rao"], *inputs(65))
 
 
@@ -244,7 +272,11 @@ def test_short_rows_in_one_block_or_two(n, launches):
     case = BY_METHOD["categorical", "gumbel_rao"]
     check_case(case, *inputs(3, n), 0.6)
     check_case(case, *inputs(3, n), 1.0, mask=allowed_some(3, n))
-    sizes = {(c["BLOCK"], c["REST"]) for name, c, _ in launches if name.startswith("gumbel_rao")}
+    sizes = {
+        (c["BLOCK"], c["REST"])
+        for name, c, _ in launches
+        if name == "gumbel_rao_kernels._gradient_kernel"
+    }
     (size,) = sizes
     # less than a third of it is empty
     assert n <= sum(size) < 1.5 * n
@@ -295,7 +327,7 @@ BROADCASTS = [(4, 1, 1), (1, 3, 1), (3, 1), (4, 3, 1), (1,), ()]
 
 
 @pytest.mark.parametrize("shape", BROADCASTS, ids=str)
-@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
 def test_broadcast_temperatures(case, shape):
     check_case(case, *inputs(4, 3, 5), temperatures(*shape))
 
@@ -306,7 +338,7 @@ def test_temperatures_by_element_of_bits():
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 5), (1, 3, 5), (5,), (3, 5), (4, 3, 5), (4, 3, 1)])
-@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
 def test_broadcast_masks(case, shape):
     mask = allowed_some(*shape)
     if case.categorical and shape[-1] == 1:
@@ -347,7 +379,7 @@ def test_given_categories_of_any_strides(index_dtype, strided):
 @ANY_STRIDES
 @pytest.mark.parametrize("value_dtype", [torch.bool, torch.int64, torch.float16])
 def test_given_values_of_any_dtype_and_strides(value_dtype, strided):
-    case = BY_METHOD["bernoulli", "reinmax"]
+    case = BITS
     logits, g = inputs(3, 4)
     value = strided((torch.arange(1, 13).reshape(4, 3) % 2).to(value_dtype))
     leaf = logits.requires_grad_()
@@ -363,15 +395,80 @@ def test_gradient_of_another_dtype(logits_dtype):
     """The host functions take it; autograd itself gives the dtype of the sample."""
     logits, g = inputs(3, 9, dtype=logits_dtype)
     other = g.to(torch.float16 if logits_dtype == torch.float32 else torch.float32)
-    _, drawn = categorical.draw(logits, -1, None, seed_of(1), given=False, dense=False)
-    expected = REINMAX.expected(logits, other, drawn.index)
-    scale = REINMAX.scale(other, drawn.index, expected)
+    _, drawn = categorical.draw(Rows(logits), seed_of(1), given=False, dense=False)
+    expected = REINMAX.expected(logits, other, drawn.categories)
+    scale = REINMAX.scale(other, drawn.categories, expected)
     for in_place in (False, True):
         actual = categorical.gradient(
-            "reinmax", other.clone(), logits, -1, None, 1.0, 0.0, None, drawn, in_place=in_place
+            Method("reinmax"), other.clone(), Rows(logits), None, drawn, in_place
         )
         assert actual.dtype == logits_dtype
         assert_gradient(actual, expected, scale)
+
+
+@each([case for case in CASES if case.noisy])
+def test_given_draws_with_fresh_noise(case):
+    logits, g = inputs(4, 5)
+    leaf = logits.requires_grad_()
+    sample = samplers.one_hot if case.categorical else samplers.bits
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
+    draw = torch.tensor([0, 4, 2, 2]) if case.categorical else (normal(4, 5) > 0).float()
+    z = sample(Call("test", leaf, 0.7, generator=seeded(3)), method, draw)
+    assert torch.equal(case.drawn(z), draw)
+    expected = case.expected(logits, g, draw, 0.7, seed=seed_of(3))
+    scale = case.scale(g, draw, expected)
+    assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
+
+
+class Started:
+    """Stands for a compiled kernel: finds its tensors by their addresses, as a GPU does."""
+
+    def __init__(self, plan, dtypes):
+        self.plan, self.dtypes, self.count = plan, dtypes, 0
+        plan.compiled = (self, None, None)
+
+    def __call__(self, programs, y, z, stream, function, metadata, *arguments):
+        assert (y, z, arguments[:3]) == (1, 1, (None,) * 3)
+        addresses, rest = arguments[3 : 3 + len(self.dtypes)], arguments[3 + len(self.dtypes) :]
+        tensors = [
+            torch.frombuffer((ctypes.c_char * 8).from_address(address), dtype=dtype)
+            for address, dtype in zip(addresses, self.dtypes, strict=True)
+        ]
+        self.count += 1
+        self.plan.kernel[(programs,)](*tensors, *rest)
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_call_as_before_gives_the_same(case, rows, monkeypatch):
+    """A number of another type is not looked up, so the general way is taken; both are the same."""
+    logits, g = inputs(rows, 12)
+    leaf = logits.requires_grad_()
+    real, whole = torch.float32, torch.int64
+    monkeypatch.setattr("discretegrad.kernels.launch._current_stream", lambda device: 0)
+    results, started = [], []
+    forget_plans()
+    for tau in (2, 2.0):
+        z = case.sample(leaf, tau, generator=seeded(1))
+        results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+        for known in quick._known.values():
+            # what the first call by floating-point numbers planned is compiled for the second
+            started = [Started(known.draw, [real, real, real, whole, whole, real])]
+            if known.gradient is not None:
+                started.append(Started(known.gradient, [*[real] * 6, whole, real, whole, real]))
+    assert [one.count for one in started] == [0] * len(started)
+    z = case.sample(leaf, 2.0, generator=seeded(1))
+    results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+    assert [one.count for one in started] == [1] * len(started)
+    for sample, gradient in results[1:]:
+        assert torch.equal(sample, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+    # what cannot be started directly is launched as ever: strides, alignment
+    for other in (g.T.contiguous().T, torch.cat([g.flatten(), g[0]])[1:][: g.numel()].view_as(g)):
+        expected = torch.autograd.grad(case.sample(leaf, 2, generator=seeded(1)), leaf, other)[0]
+        z = case.sample(leaf, 2.0, generator=seeded(1))
+        assert torch.equal(torch.autograd.grad(z, leaf, other)[0], expected)
+    forget_plans()
 
 
 @each(WALKS)
@@ -383,15 +480,12 @@ def test_in_place(case, n, contiguous, small_blocks):
     if not contiguous:
         g = g.T.contiguous().T
     seed = seed_of(1)
-    _, drawn = categorical.draw(logits, -1, None, seed, given=False, dense=False)
-    expected = case.expected(logits, g, drawn.index, 0.7, seed=seed)
-    num_draws = case.options.get("num_draws", 0)
+    _, drawn = categorical.draw(Rows(logits), seed, given=False, dense=False)
+    expected = case.expected(logits, g, drawn.categories, 0.7, seed=seed)
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     kept = g.clone(memory_format=torch.preserve_format)
-    actual = ops._gradient(
-        case.method, g, logits, -1, None, 0.7, None, 0.0, num_draws, seed, drawn.index,
-        drawn.statistics, in_place=True,
-    )  # fmt: skip
-    assert_gradient(actual, expected, case.scale(kept, drawn.index, expected))
+    actual = ops.gradient(method, g, Rows(logits, tau=0.7), seed, drawn, in_place=True)
+    assert_gradient(actual, expected, case.scale(kept, drawn.categories, expected))
     assert (actual.data_ptr() == g.data_ptr()) == contiguous
     if not contiguous:
         assert torch.equal(g, kept)
@@ -434,20 +528,20 @@ def test_a_shift_of_the_gradient_changes_nothing(case):
 
 # what a kernel is compiled for, and what values tests must have given it
 BRANCHES = {
-    "categorical_draw_kernel": {
+    "categorical_draw._draw_kernel": {
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
         "GIVEN": {False, True},
         "DENSE": {False, True},
         "PART": {0, 1, 2},
     },
-    "categorical_gradient_kernel": {
+    "categorical_gradient._gradient_kernel": {
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
         "HAS_TAU": {False, True},
         "PART": {0, 1, 2},
     },
-    "gumbel_rao_gradient_kernel": {
+    "gumbel_rao_kernels._gradient_kernel": {
         "SEVERAL": {False, True},
         "SPLIT": {False, True},
         "HAS_MASK": {False, True},
@@ -455,8 +549,8 @@ BRANCHES = {
         "SUMS_OWN": {False, True},
         "REST": {0, 1},
     },
-    "bernoulli_draw_kernel": {"HAS_MASK": {False, True}},
-    "bernoulli_gradient_kernel": {
+    "bernoulli._draw_kernel": {"HAS_MASK": {False, True}},
+    "bernoulli._gradient_kernel": {
         "HAS_MASK": {False, True},
         "GIVEN": {False, True},
         "HAS_TAU": {False, True},
@@ -481,65 +575,66 @@ def run_every_branch():
     # a group of lanes in one block, a block far above the first one, a draw that is given
     discretegrad.reinmax(normal(1, 16), backend="triton")
     discretegrad.reinmax(torch.arange(17.0) // 16 * 100, backend="triton")
-    discretegrad.reinmax_at(long, torch.tensor([16]), backend="triton")
+    discretegrad.reinmax(long, given=torch.tensor([16]), backend="triton")
     split = normal(2, 5, 2).requires_grad_()
     mask, tau = allowed_some(2, 5, 2, dim=1), temperatures(2, 1, 2)
     for name in ("reinmax", "gumbel_rao"):
         z = getattr(discretegrad, name)(split, tau, dim=1, mask=mask, backend="triton")
         z.sum().backward()
-    _, handle = discretegrad.reinmax_index(long, backend="triton")
+    _, handle = sample_index(long, backend="triton")
     discretegrad.select(handle, normal(17)).sum().backward()
     for tau in (temperatures(5), torch.tensor(0.7)):
-        z = bernoulli.reinmax(short, tau, mask=allowed_some(5), backend="triton")
+        z = BITS.sample(short, tau, mask=allowed_some(5))
         z.sum().backward()
-    bernoulli.reinmax_at(short, torch.ones(1, 5), backend="triton").sum().backward()
+    BITS.sample_at(short, torch.ones(1, 5)).sum().backward()
     run_in_parts("mean_second", normal(1, 28), normal(1, 28), 0.7, [20, 8])
 
 
 def drawn_in_parts(rows):
     """Memory for what is known of rows whose parts come one after the other."""
-    return categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    return Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
 
 
 def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
     """The draw and the gradient of rows that come in parts, as for a vocabulary."""
     seed, rows = seed_of(seed), len(logits)
-    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    drawn = drawn_in_parts(rows)
     ends = torch.tensor(sizes).cumsum(0).tolist()
     spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     for begin, end in spans:
         categorical.draw_part(logits[:, begin:end].contiguous(), begin, seed, drawn)
-    own = logits.gather(-1, drawn.index[:, None]).squeeze(-1)
+    own = logits.gather(-1, drawn.categories[:, None]).squeeze(-1)
     assert torch.equal(drawn.statistics[2], own.float())
     if index is not None:
-        drawn.index.copy_(index)
+        drawn.categories.copy_(index)
         drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
-    at_draw = g.gather(-1, drawn.index[:, None]).squeeze(-1).float()
+    at_draw = g.gather(-1, drawn.categories[:, None]).squeeze(-1).float()
     sums = torch.zeros(5, rows)
-    rest = (tau, 0.7, seed, drawn, at_draw, sums)
+    known = categorical.LongRows(Method(method, gap=0.7), tau, seed, drawn, at_draw, sums)
     for begin, end in spans:
         pieces = [x[:, begin:end].contiguous() for x in (g, logits)]
-        categorical.sums_part(method, *pieces, begin, *rest)
+        categorical.sums_part(known, *pieces, begin)
     results = [
         categorical.gradient_part(
-            method, *[x[:, begin:end].contiguous() for x in (g, logits)], begin, *rest
+            known, *[x[:, begin:end].contiguous() for x in (g, logits)], begin
         )
         for begin, end in spans
     ]
     return drawn, torch.cat(results, -1)
 
 
-def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
+def test_every_branch_is_taken(small_blocks, launches, tiles):
     with traced_lines() as executed:
         run_every_branch()
         # long, but one block: the noise at the draw is made apart
-        monkeypatch.setattr(gumbel_rao, "LONGEST", 512)
+        tiles(gumbel_rao, "LONGEST", 512)
         z = discretegrad.gumbel_rao(normal(300).requires_grad_(), num_draws=1, backend="triton")
         z.sum().backward()
         seeds = torch.arange(2)
         for n in (2, 3, 4):
             logits = normal(2, n).requires_grad_()
-            discretegrad.gumbel_rao_seeded(logits, seeds, seeds, backend="triton").sum().backward()
+            z = discretegrad.gumbel_rao(logits, given=seeds, seed=seeds, backend="triton")
+            z.sum().backward()
     seen = defaultdict(set)
     for launch in launches:
         for name, value in launch.constants.items():
@@ -548,7 +643,7 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         for name, values in constants.items():
             assert seen[kernel, name] >= values, (kernel, name)
     # the formulas, each at a temperature of 1 and at another, in one block and in several
-    for kernel in ("categorical_gradient_kernel", "bernoulli_gradient_kernel"):
+    for kernel in ("categorical_gradient._gradient_kernel", "bernoulli._gradient_kernel"):
         names = [name for name in ("METHOD", "TEMPERED", "ONE_BLOCK") if (kernel, name) in seen]
         taken = {
             tuple(int(launch.constants[name]) for name in names)
@@ -557,10 +652,10 @@ def test_every_branch_is_taken(small_blocks, launches, monkeypatch):
         }
         methods = 8 if kernel.startswith("categorical") else 9
         assert len(taken) == methods * 2 ** (len(names) - 1)
-    draws = [launch for launch in launches if launch.kernel == "categorical_draw_kernel"]
+    draws = [launch for launch in launches if launch.kernel == "categorical_draw._draw_kernel"]
     shapes = {(c["BLOCKS"] > 1, c["GROUP"] > 1) for _, c, _ in draws}
     assert shapes == {(False, False), (False, True), (True, True)}
-    rao = [launch for launch in launches if launch.kernel == "gumbel_rao_gradient_kernel"]
+    rao = [launch for launch in launches if launch.kernel == "gumbel_rao_kernels._gradient_kernel"]
     shapes = {(c["ONE_BLOCK"], c["TEMPERED"]) for _, c, _ in rao}
     assert len(shapes) == 4
     assert not untraced(executed)
@@ -571,7 +666,7 @@ class traced_lines:
 
     def __enter__(self):
         self.lines = defaultdict(set)
-        self.files = {module.__file__ for module in (*MODULES.values(), philox)}
+        self.files = {module.__file__ for module in KERNELS}
         self.before = sys.gettrace()
         sys.settrace(self.call)
         return self.lines
@@ -591,7 +686,7 @@ class traced_lines:
 def untraced(executed):
     """Statements of kernels that did not run, as file:line."""
     missing = []
-    for module in (*MODULES.values(), philox):
+    for module in KERNELS:
         tree = ast.parse(inspect.getsource(module))
         for function in tree.body:
             if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
@@ -610,7 +705,7 @@ def untraced(executed):
     return missing
 
 
-@pytest.mark.parametrize("method", sorted(m for m in categorical.METHODS if m != "gumbel_rao"))
+@pytest.mark.parametrize("method", [m for m in FORMULAS if m != "gumbel_rao"])
 def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
     case = BY_METHOD["categorical", method]
     logits, g = inputs(3, 28)
@@ -618,8 +713,8 @@ def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
     index = torch.tensor([19, 20, 27])
     for tau in (1.0, 0.7) if method == "reinmax" else (0.7,):
         drawn, actual = run_in_parts(method, logits, g, tau, [20, 8], index=index)
-        expected = case.expected(logits, g, drawn.index, tau, seed=seed_of(1))
-        assert_gradient(actual, expected, case.scale(g, drawn.index, expected))
+        expected = case.expected(logits, g, drawn.categories, tau, seed=seed_of(1))
+        assert_gradient(actual, expected, case.scale(g, drawn.categories, expected))
         total = drawn.statistics[0].exp() * drawn.statistics[1]
         assert torch.allclose(total, logits.exp().sum(-1))
 
@@ -713,15 +808,14 @@ def test_extreme_bits(case):
 def test_tails_of_bits_are_relatively_accurate(case, value):
     """No scale in the tolerance: an error of a logit counts as much as its exponential grows."""
     logits, seed = torch.linspace(-80, 80, 41), seed_of(1)
-    draws = case.options.get("num_draws", 0)
+    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     draw = torch.full((41,), value)
-    actual = bits.gradient(
-        case.method, torch.ones(41), logits, None, 1.0, 0.0, draws, seed, draw != 0
-    )
+    actual = bits.gradient(method, torch.ones(41), Bits(logits), seed, draw != 0)
     expected = case.expected(logits, torch.ones(41), draw, seed=seed)
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
 
 
+@pytest.mark.filterwarnings("ignore:.*is unusual")
 @pytest.mark.parametrize("tau", [1e-30, 1e-3, 50.0, 1e30])
 @each([case for case in CASES if not case.method.startswith("mean")])
 def test_extreme_temperatures(case, tau):
@@ -754,7 +848,7 @@ def test_a_row_of_nan_stays_in_range_and_alone(case, small_blocks, unchecked):
 
 def test_a_row_without_categories_stays_in_range(unchecked):
     for n in (3, 70):
-        index, _ = discretegrad.reinmax_index(torch.full((2, n), -math.inf), backend="triton")
+        index, _ = sample_index(torch.full((2, n), -math.inf), backend="triton")
         assert ((index >= 0) & (index < n)).all()
 
 
@@ -765,7 +859,7 @@ def test_excluded_categories_are_never_drawn(small_blocks, wide_programs):
         mask = torch.arange(n) % 3 == 1
         logits[:, ~mask] += 30
         for given, x in ((mask, logits), (None, logits.masked_fill(~mask, -math.inf))):
-            index, _ = discretegrad.reinmax_index(x, mask=given, backend="triton")
+            index, _ = sample_index(x, mask=given, backend="triton")
             assert mask[index].all()
 
 
@@ -774,9 +868,7 @@ PROBS = torch.tensor([0.3, 0.05, 0.25, 0.1, 0.3])
 
 def indices(logits, seed, rows=None, **arguments):
     logits = logits if rows is None else logits.expand(rows, -1)
-    return discretegrad.reinmax_index(
-        logits, generator=seeded(seed), backend="triton", **arguments
-    )[0]
+    return sample_index(logits, generator=seeded(seed), backend="triton", **arguments)[0]
 
 
 def test_frequencies_in_one_block(wide_programs):
@@ -801,12 +893,12 @@ def test_frequencies_with_groups_and_blocks(n, rows, small_blocks, wide_programs
 def test_frequencies_of_rows_in_parts(wide_programs):
     logits = 1.5 * normal(12, seed=4)
     rows, seed = 5000, seed_of(3)
-    drawn = categorical.Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
+    drawn = drawn_in_parts(rows)
     for begin, end in ((0, 4), (4, 8), (8, 12)):
         part = logits[begin:end].expand(rows, -1).contiguous()
         categorical.draw_part(part, begin, seed, drawn)
-    assert torch.equal(drawn.statistics[2], logits[drawn.index])
-    counts = torch.bincount(drawn.index, minlength=12)
+    assert torch.equal(drawn.statistics[2], logits[drawn.categories])
+    counts = torch.bincount(drawn.categories, minlength=12)
     assert chi_square(counts, logits.double().softmax(-1)) > LEVEL
 
 
@@ -814,8 +906,7 @@ def test_calls_are_independent(wide_programs):
     generator = seeded(5)
     logits = PROBS.log().expand(3000, -1)
     first, second = (
-        discretegrad.reinmax_index(logits, generator=generator, backend="triton")[0]
-        for _ in range(2)
+        sample_index(logits, generator=generator, backend="triton")[0] for _ in range(2)
     )
     assert independence(first, second, PROBS) > LEVEL
 
@@ -824,7 +915,7 @@ def test_calls_are_independent(wide_programs):
 def test_neighbouring_seeds_are_independent(difference, wide_programs):
     logits = PROBS.log().expand(3000, -1).contiguous()
     draws = [
-        categorical.draw(logits, -1, None, seed_of(6) + d, given=False, dense=False)[1].index
+        categorical.draw(Rows(logits), seed_of(6) + d, given=False, dense=False)[1].categories
         for d in (0, difference)
     ]
     assert independence(*draws, PROBS) > LEVEL
@@ -833,9 +924,7 @@ def test_neighbouring_seeds_are_independent(difference, wide_programs):
 @pytest.mark.parametrize("logit", [-6.0, -1.0, 0.0, 0.3, 5.0])
 def test_frequencies_of_bits(logit):
     rows = 2**16
-    value = bernoulli.reinmax(
-        torch.full((rows,), logit), generator=seeded(7), backend="triton"
-    ).long()
+    value = BITS.sample(torch.full((rows,), logit), generator=seeded(7)).long()
     prob = torch.sigmoid(torch.tensor(logit).double())
     ones = int(value.sum())
     assert stats.binomtest(ones, rows, prob.item()).pvalue > LEVEL
@@ -847,7 +936,7 @@ def test_frequencies_of_bits(logit):
 
 def test_bits_are_the_draws_of_the_reference():
     logits = 3 * normal(3, 700)
-    z = bernoulli.reinmax(logits, generator=seeded(8), backend="triton")
+    z = BITS.sample(logits, generator=seeded(8))
     word = philox_reference.neighbour_words(seed_of(8), 2100, philox_reference.DRAW)
     uniform = philox_reference.uniform(word).reshape(3, 700)
     unlikely = torch.sigmoid(-logits.double().abs())
@@ -954,8 +1043,8 @@ def test_auto_stays_on_the_torch_path_of_a_cpu(launches):
     logits = normal(3, 4).requires_grad_()
     for backend in ("auto", "torch"):
         discretegrad.reinmax(logits, backend=backend).sum().backward()
-        bernoulli.reinmax(logits, backend=backend).sum().backward()
-        discretegrad.reinmax_index(logits, backend=backend)
+        BITS.sample(logits, backend=backend).sum().backward()
+        sample_index(logits, backend=backend)
     assert not launches
     discretegrad.reinmax(logits, backend="triton")
     assert launches
@@ -1017,19 +1106,20 @@ def test_all_reasons_are_listed_at_once(monkeypatch):
     assert all(reason in str(error.value) for reason in reasons)
 
 
-@pytest.mark.parametrize("namespace", [discretegrad, bernoulli], ids=["categorical", "bernoulli"])
-def test_what_no_kernel_does(namespace):
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_what_no_kernel_does(family):
     logits = torch.zeros(3)
+    chosen = {"family": family, "backend": "triton"}
     with pytest.raises(BackendUnavailable, match="no kernel for hard=False"):
-        namespace.gumbel_softmax(logits, hard=False, backend="triton")
-    draw = torch.tensor(1) if namespace is discretegrad else torch.ones(3)
+        discretegrad.gumbel_softmax(logits, hard=False, **chosen)
+    chosen["given"] = torch.tensor(1) if family == "categorical" else torch.ones(3)
     for name, noise in (("gumbel_softmax", torch.ones(3)), ("gumbel_rao", torch.ones(2, 3))):
         with pytest.raises(BackendUnavailable, match="no kernel for noise that is given"):
-            getattr(namespace, f"{name}_at")(logits, draw, noise, backend="triton")
+            getattr(discretegrad, name)(logits, noise=noise, **chosen)
 
 
 def test_backends_that_do_not_exist():
-    for sampler in (discretegrad.reinmax, discretegrad.reinmax_index, bernoulli.reinmax):
+    for sampler in (discretegrad.reinmax, sample_index, partial(BITS.function, family="bernoulli")):
         with pytest.raises(ValueError, match="expected backend to be one of"):
             sampler(torch.zeros(3), backend="cuda")
 
@@ -1040,10 +1130,10 @@ def test_wrong_input_is_refused_as_on_the_torch_path():
     nothing = torch.tensor([False, False])
     with pytest.raises(ValueError, match="at least one allowed category"):
         discretegrad.reinmax(torch.zeros(2), mask=nothing, backend="triton")
-    with pytest.raises(ValueError, match="index in"):
-        discretegrad.reinmax_at(torch.zeros(2), torch.tensor(2), backend="triton")
+    with pytest.raises(ValueError, match="categories in"):
+        discretegrad.reinmax(torch.zeros(2), given=torch.tensor(2), backend="triton")
     with pytest.raises(ValueError, match="without NaN"):
-        bernoulli.reinmax(torch.tensor([math.nan]), backend="triton")
+        BITS.sample(torch.tensor([math.nan]))
     with pytest.raises(ValueError, match="tau"):
         discretegrad.reinmax(torch.zeros(2), -1.0, backend="triton")
 
@@ -1111,24 +1201,25 @@ def operators():
     logits, g = inputs(3, 5)
     mask, tau, seed = allowed_some(3, 5), temperatures(3, 1).expand(3, 5), seed_of(1)
     index = torch.tensor([2, 2, 2])
-    _, _, statistics = ops._draw(logits, -1, mask, index, True, True)
+    _, drawn = categorical.draw(Rows(logits, -1, mask), index, True, True)
     value = torch.ones(3, 5, dtype=torch.bool)
+    reinmax, rao = Method("reinmax"), Method("gumbel_rao", num_draws=5)
     return {
-        "draw": (ops._draw_operator, (logits, -1, mask, seed, False, True)),
-        "draw given": (ops._draw_operator, (logits, 1, None, index, True, True)),
-        "draw, index only": (ops._draw_operator, (logits, 0, None, seed, False, False)),
+        "draw": (ops._draw, (logits, -1, mask, seed, False, True)),
+        "draw given": (ops._draw, (logits, 1, None, index, True, True)),
+        "draw, index only": (ops._draw, (logits, 0, None, seed, False, False)),
         "gradient": (
-            ops._gradient_operator,
-            ("reinmax", g, logits, -1, mask, 1.0, tau, 0.0, 0, seed, index, statistics),
+            ops._gradient,
+            (*reinmax, g, *Rows(logits, -1, mask, 1.0, tau), None, *drawn),
         ),
         "gradient of gumbel_rao": (
-            ops._gradient_operator,
-            ("gumbel_rao", g, logits, -1, None, 0.7, None, 0.0, 5, seed, index, statistics),
+            ops._gradient,
+            (*rao, g, *Rows(logits, tau=0.7), seed, *drawn),
         ),
-        "draw_bits": (ops._draw_bits_operator, (logits.T, mask.T, seed)),
+        "draw_bits": (ops._draw_bits, (logits.T, mask.T, seed)),
         "gradient_bits": (
-            ops._gradient_bits_operator,
-            ("reinmax", g.T, logits.T, None, 0.7, None, 0.0, 0, None, value.T),
+            ops._gradient_bits,
+            (*reinmax, g.T, *Bits(logits.T, tau=0.7), None, value.T),
         ),
     }
 
@@ -1161,7 +1252,7 @@ def test_checkpoint_gives_the_same_gradient(case):
     assert torch.equal(*gradients)
 
 
-@each([REINMAX, BY_METHOD["bernoulli", "reinmax"]])
+@each([REINMAX, BITS])
 def test_autocast(case):
     inside, outside = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -1200,11 +1291,11 @@ def test_without_gradients_nothing_is_kept(case):
 
 def test_kernels_are_imported_only_where_they_run():
     """The library itself does not need Triton."""
-    for name in ("_fused", "_select", "kernels.dispatch", "estimators.reinmax"):
-        module = importlib.import_module(f"discretegrad.{name}")
+    for name in ("samplers", "formulas", "layout", "dispatch"):
+        module = importlib.import_module(f"discretegrad.kernels.{name}")
         assert not any(
             getattr(value, "__name__", "") == "triton" for value in vars(module).values()
         )
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                assert not node.module.endswith(("ops", "categorical", "philox"))
+                assert not node.module.endswith(("ops", "quick", "categorical", "philox"))

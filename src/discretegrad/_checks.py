@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._modes import compiling, transforming
-from ._types import Temperature
+from ._types import Objective, Temperature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -353,19 +353,20 @@ def check_baseline_value(name: str, value: object, batch_shape: torch.Size) -> N
         )
 
 
-def check_control(name: str, control: object, made: str) -> None:
-    """A control variate was given."""
+def check_control(name: str, control: Objective | None, made: str) -> Objective:
+    """A control variate was given, which is returned; ``made`` is how to make one."""
     if control is None:
         raise ValueError(
-            f"{name}: expected a control variate, got None. Make it once, so that it can learn: "
-            f"estimator = discretegrad.{made}, give its parameters to an optimiser, and pass it as "
-            "the estimator."
+            f"{name}: expected a control variate, got None. It learns, so make it once: "
+            f"estimator = discretegrad.{made}. Give its parameters to an optimiser, and pass it "
+            "as the estimator."
         )
     if not callable(control):
         raise TypeError(
             f"{name}: expected control to be a function or an nn.Module, got "
             f"{type(control).__name__}"
         )
+    return control
 
 
 def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:

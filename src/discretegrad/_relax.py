@@ -93,14 +93,14 @@ def _accept_noise(problem: Problem, control: Control) -> Noise | None:
             f"{name}: expected given= beside noise=, which belongs to the draws, got none. Pass "
             "the draws, or leave noise out."
         )
-    shape = (problem.count, *problem.point.shape)
+    shape = (problem.num_samples, *problem.point.shape)
     check_noise(name, control.noise, shape if control.tied else (2, *shape), family.noise)
     noise = family.accept_noise(name, control.noise, problem.point)
     return Noise(noise, None) if control.tied else Noise(*noise)
 
 
 def _draw_noise(problem: Problem, tied: bool) -> Noise:
-    generator, count = problem.call.generator, problem.count
+    generator, count = problem.call.generator, problem.num_samples
     check_generator(problem.name, generator, problem.logits)
     given = problem.family.draw_noise(problem.variables, generator, count)
     free = None if tied else problem.family.draw_noise(problem.variables, generator, count)
@@ -110,7 +110,7 @@ def _draw_noise(problem: Problem, tied: bool) -> Noise:
 def _gradient(
     problem: Problem, drawn: Tensor, noise: Noise, control: Control, values: Tensor, *, learn: bool
 ) -> Tensor:
-    family, count = problem.family, problem.count
+    family, count = problem.family, problem.num_samples
     batch_shape = values.shape[1:]
     relaxes = isinstance(control.scale, Tensor) or control.scale != 0
     watched = relaxes and not (transforming() or compiling())

@@ -5,6 +5,7 @@ samples. The result is the mean of those values; in backward the logits get the 
 whatever f depends on gets its ordinary gradient, from the same evaluations.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from ._checks import (
     check_flag,
     check_loss,
     check_objective,
+    values_are_checked,
 )
 from ._modes import compiling, transforming
 from ._row import Estimator
@@ -53,7 +55,7 @@ class Problem(NamedTuple):
     """Those of the variables: attached to the graph, -inf where excluded."""
     point: Tensor
     """Likewise: a constant, float32 or float64."""
-    count: int
+    num_samples: int
     """How many samples to average over."""
     given: Tensor | None
     """The draws of a user, in the form that the family draws."""
@@ -63,21 +65,19 @@ class Problem(NamedTuple):
 
 def pose(row: Estimator, arguments: Arguments) -> Problem:
     """Check the arguments of the score-function estimator ``row``."""
-    name, (logits, f, num_samples, family, given, mask, generator, vectorize, tau) = (
-        row.name,
-        arguments,
-    )
-    family = get_family(name, family)
+    logits, f, num_samples, family_like, given, mask, generator, vectorize, tau = arguments
+    name = row.name
+    family = get_family(name, family_like)
     check_works_on(row, family)
     check_objective(name, f)
     check_flag(name, "vectorize", vectorize)
     call = Call(name, logits, 1.0 if tau is None else tau, mask=mask, generator=generator)
     variables = family.prepare(call, learnable_tau=tau is not None)
     family.check_values(name, variables)
-    count = _count(row, num_samples, given)
-    drawn = None if given is None else family.accept(name, variables, given, count)
+    num_samples = sample_count(row, num_samples, given)
+    drawn = None if given is None else family.accept(name, variables, given, num_samples)
     logits, point = variables.logits, variables.point
-    return Problem(name, f, family, variables, logits, point, count, drawn, call, vectorize)
+    return Problem(name, f, family, variables, logits, point, num_samples, drawn, call, vectorize)
 
 
 def check_works_on(row: Estimator, family: Family) -> None:
@@ -92,11 +92,12 @@ def check_works_on(row: Estimator, family: Family) -> None:
         )
 
 
-def _count(row: Estimator, num_samples: int | None, given: Tensor | None) -> int:
+def sample_count(row: Estimator, num_samples: int | None, given: Tensor | None) -> int:
     """The number of samples: what the user says, as many as are given, or the least."""
     if num_samples is None:
+        # what else is given is refused where it is used
         several = isinstance(given, Tensor) and given.ndim > 0
-        num_samples = len(given) if several else row.min_samples  # type: ignore[arg-type]
+        num_samples = given.shape[0] if several and given is not None else row.min_samples
     check_count(row.name, "num_samples", num_samples)
     if num_samples < row.min_samples:
         raise ValueError(
@@ -108,18 +109,28 @@ def _count(row: Estimator, num_samples: int | None, given: Tensor | None) -> int
 
 def check_pairs(problem: Problem, alternatives: str) -> None:
     """The number of samples is even."""
-    if problem.count % 2:
+    if problem.num_samples % 2:
         raise ValueError(
             f"{problem.name}: expected an even num_samples, because samples come in antithetic "
-            f"pairs, got {problem.count}. For an odd number use {alternatives}."
+            f"pairs, got {problem.num_samples}. For an odd number use {alternatives}."
+        )
+
+
+def check_antithetic(problem: Problem, repeats: Tensor) -> None:
+    """No given pair takes a value twice that antithetic samples take once at most."""
+    if values_are_checked(repeats) and repeats.any():
+        raise ValueError(
+            f"{problem.name}: expected given to hold antithetic samples, first one of each pair "
+            "and then their partners, got a pair that takes the less likely of two values twice. "
+            "For independent samples use leave_one_out."
         )
 
 
 def draw(problem: Problem) -> Tensor:
-    """The draws of the user, or new and independent ones, (count, ...)."""
+    """The draws of the user, or new and independent ones, (num_samples, ...)."""
     if problem.given is not None:
         return problem.given
-    return problem.family.draw(problem.call, problem.variables, problem.count)
+    return problem.family.draw(problem.call, problem.variables, problem.num_samples)
 
 
 def estimate(
@@ -158,7 +169,7 @@ def wants_gradient(problem: Problem, learned: Iterable[Tensor] = ()) -> bool:
 
 
 def evaluate(problem: Problem, samples: Tensor) -> Tensor:
-    """f at each of the samples, (count, *batch), attached to whatever f depends on."""
+    """f at each of the samples, (num_samples, *batch), attached to whatever f depends on."""
     losses = evaluate_each(problem.name, problem.f, samples, problem.family, problem.vectorize)
     return losses if losses.is_floating_point() else losses.to(problem.point.dtype)
 
@@ -178,6 +189,26 @@ def evaluate_each(
         losses: Tensor = torch.vmap(checked, randomness="different")(samples)
         return losses
     return torch.stack([checked(sample) for sample in samples.unbind()])
+
+
+def joint_size(
+    name: str, logits: Tensor, f: Objective, family: FamilyLike, mask: Tensor | None = None
+) -> int:
+    """How many elements one joint sample has: those of the axes that f consumes."""
+    kind = get_family(name, family)
+    likely = kind.prepare(Call(name, logits, mask=mask)).logits.detach()
+    with torch.no_grad():
+        loss = f(kind.sample(likely, kind.likeliest(likely)))
+    check_loss(name, loss, kind.variables_shape(logits))
+    return math.prod(logits.shape[loss.ndim :])
+
+
+def likeliest_value(problem: Problem) -> Tensor:
+    """f at the most likely sample, a constant."""
+    family, logits = problem.family, problem.logits
+    with torch.no_grad():
+        likeliest = family.sample(logits, family.likeliest(logits)).unsqueeze(0)
+        return signal(problem, evaluate(problem, likeliest))
 
 
 def _evaluate_with_slope(problem: Problem, samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,10 @@ class Nodes(NamedTuple):
 
 def make_nodes(probs: Tensor, tree: Tree) -> Nodes:
     """The nodes of a tree over n categories with these probabilities."""
+    if tree not in ("balanced", "stick_breaking"):
+        raise ValueError(
+            f'disarm_tree: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
+        )
     n = probs.shape[-1]
     split = torch.arange(1, n, device=probs.device)
     if tree == "balanced":
@@ -58,6 +62,15 @@ def leaf_of(goes_right: Tensor, tree: Tree) -> Tensor:
 def reaches(nodes: Nodes, leaf: Tensor) -> Tensor:
     """Which nodes are on the path to the leaf."""
     return (nodes.begin <= leaf) & (leaf < nodes.end)
+
+
+def repeats_unlikely(nodes: Nodes, leaf: Tensor, other: Tensor) -> Tensor:
+    """Where both paths make the same choice and it is the less likely one."""
+    right, also_right = leaf >= nodes.split, other >= nodes.split
+    chance = chance_of_right(nodes)
+    unlikely = torch.where(right, chance < 0.5, chance > 0.5)
+    on_both = reaches(nodes, leaf) & reaches(nodes, other)
+    return on_both & (right == also_right) & unlikely
 
 
 def to_logits(nodes: Nodes, probs: Tensor, gradient: Tensor) -> Tensor:

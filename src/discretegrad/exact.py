@@ -87,10 +87,16 @@ def exact_gradient(
 ) -> Tensor:
     r"""The gradient of $E[f(z)]$ with respect to ``logits``, summed over all joint outcomes.
 
-    Computes $\sum_z P(z) f(z) \nabla \log P(z)$, so f need not be differentiable. f is called
-    without gradients.
+    Computes $\sum_z P(z) f(z) \nabla \log P(z)$, so f need not be differentiable.
 
-    The arguments and the errors are those of ``exact_expectation``.
+    Args:
+        logits: As all arguments: those of ``exact_expectation``, which also has the errors.
+        f: Called without gradients.
+        family: The kind of variable.
+        mask: What is allowed.
+        max_outcomes: Most joint outcomes to enumerate.
+        chunk_size: Outcomes evaluated at once.
+        vectorize: Whether a chunk is evaluated with ``torch.vmap``.
 
     Returns:
         A constant tensor of the shape of ``logits``: for every batch element the gradient of its

@@ -1,7 +1,6 @@
 """One front for all estimators: the mean of f over samples, with the gradient of your choice."""
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from ._checks import (
-    check_count,
     check_differentiable,
     check_flag,
     check_logits,
-    check_loss,
     check_objective,
     check_options,
 )
 from ._modes import transforming
 from ._row import Estimator
-from ._score import check_works_on, evaluate_each
+from ._score import check_works_on, evaluate_each, joint_size, sample_count
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
 from .registry import ESTIMATORS, get
@@ -124,11 +121,8 @@ def _sampled(
     vectorize: bool = False,
     **arguments: Any,
 ) -> Tensor:
-    name, given = row.name, arguments.get("given")
-    if num_samples is None:
-        several = isinstance(given, Tensor) and given.ndim > 0
-        num_samples = len(given) if several else row.min_samples
-    check_count(name, "num_samples", num_samples)
+    name = row.name
+    num_samples = sample_count(row, num_samples, arguments.get("given"))
     check_flag(name, "vectorize", vectorize)
     # here, where messages can show the shape that the user knows
     call = Call(name, logits, arguments.get("tau", 1.0), mask=arguments.get("mask"))
@@ -162,18 +156,6 @@ def make_object(
     required = any(x.default is x.empty for x in signature.parameters.values())
     sizes = [joint_size(row.name, logits, f, family, mask)] if required else []
     return row.module(*sizes).to(logits.device)
-
-
-def joint_size(
-    name: str, logits: Tensor, f: Objective, family: FamilyLike, mask: Tensor | None = None
-) -> int:
-    """How many elements one joint sample has: those of the axes that f consumes."""
-    kind = get_family(name, family)
-    variables = kind.prepare(Call(name, logits, mask=mask))
-    with torch.no_grad():
-        loss = f(kind.sample(variables.logits, kind.likeliest(variables.logits)))
-    check_loss(name, loss, kind.variables_shape(logits))
-    return math.prod(logits.shape[loss.ndim :])
 
 
 def _check_callable(name: str, estimator: object) -> None:

@@ -30,7 +30,7 @@ class _EstimatorObject(nn.Module):
 
     def options(self) -> dict[str, Any]:
         """What is learned, as the options of the function."""
-        raise NotImplementedError
+        return {}
 
     def forward(self, logits: Tensor, f: Objective, **arguments: Any) -> Tensor:
         """As the function, which describes the arguments."""
@@ -234,12 +234,11 @@ class Relax(_EstimatorObject):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(control, int) and not isinstance(control, bool):
-            control = ControlNetwork(control)
-        check_control("Relax", control, "Relax(num_inputs)")
+        network: Any = ControlNetwork(control) if type(control) is int else control
+        check_control("Relax", network, "Relax(num_inputs)")
         check_tau("Relax", tau, torch.zeros(()), None)
         check_flag("Relax", "tied", tied)
-        self.control = control
+        self.control = network
         self.log_tau: nn.Parameter | None = None
         self.scale: nn.Parameter | None = None
         if scale is not None:

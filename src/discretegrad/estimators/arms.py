@@ -61,12 +61,12 @@ def arms(
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     unlikely = sigmoid(-problem.point.abs())
-    root = unlikely.to(widest(unlikely.device)) ** (1 / (problem.count - 1))
+    root = unlikely.to(widest(unlikely.device)) ** (1 / (problem.num_samples - 1))
     drawn = _draw_together(problem, root)
 
     def gradient(values: Tensor) -> Tensor:
         of_pair = weighted_score(problem, drawn, values - others_mean(values))
-        return _weight(unlikely, root, problem.count) * of_pair
+        return _weight(unlikely, root, problem.num_samples) * of_pair
 
     return estimate(problem, drawn, gradient)
 
@@ -74,7 +74,7 @@ def arms(
 def _draw_together(problem: Problem, root: Tensor) -> Tensor:
     if problem.given is not None:
         return problem.given
-    shape = (problem.count, *root.shape)
+    shape = (problem.num_samples, *root.shape)
     # minus standard exponential noise, of which d_k is the share of sample k
     noise = torch.log1p(-uniform(shape, root.dtype, problem.call))
     # (1 - d_k)^(K-1) < a, solved for the noise, so that roots are taken of the smaller tensor

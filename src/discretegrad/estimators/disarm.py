@@ -10,7 +10,7 @@ from torch import Tensor
 from .._math import sigmoid
 from .._random import uniform, widest
 from .._row import score_row
-from .._score import Arguments, Problem, check_pairs, estimate, pose, spread
+from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, spread
 from .._types import Objective
 from ..families import FamilyLike
 from ..families.bernoulli import take_less_likely
@@ -76,10 +76,12 @@ def disarm(
 
 
 def _draw_pairs(problem: Problem) -> Tensor:
-    if problem.given is not None:
-        return problem.given
     point = problem.point
-    shape = (problem.count // 2, *point.shape)
+    if problem.given is not None:
+        first, second = problem.given.chunk(2)
+        check_antithetic(problem, (first == second) & (first != (point > 0)))
+        return problem.given
+    shape = (problem.num_samples // 2, *point.shape)
     u = uniform(shape, widest(point.device), problem.call)
     return torch.cat([take_less_likely(point, u), take_less_likely(point, 1 - u)])
 

@@ -9,8 +9,17 @@ from torch import Tensor
 
 from .._random import uniform, widest
 from .._row import score_row
-from .._score import Arguments, Problem, check_pairs, estimate, pose, spread
-from .._tree import Nodes, Tree, chance_of_right, leaf_of, make_nodes, reaches, to_logits
+from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, spread
+from .._tree import (
+    Nodes,
+    Tree,
+    chance_of_right,
+    leaf_of,
+    make_nodes,
+    reaches,
+    repeats_unlikely,
+    to_logits,
+)
 from .._types import Objective
 from ..families import FamilyLike
 
@@ -69,10 +78,6 @@ def disarm_tree(
         >>> int(logits.grad.argmax())
         2
     """
-    if tree not in ("balanced", "stick_breaking"):
-        raise ValueError(
-            f'disarm_tree: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
-        )
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     check_pairs(problem, "leave_one_out")
@@ -97,9 +102,10 @@ def disarm_tree(
 
 def _draw_pairs(problem: Problem, nodes: Nodes, tree: Tree) -> Tensor:
     if problem.given is not None:
+        check_antithetic(problem, repeats_unlikely(nodes, *problem.given.chunk(2)))
         return problem.given
     chance = chance_of_right(nodes)
-    u = uniform((problem.count // 2, *chance.shape), chance.dtype, problem.call)
+    u = uniform((problem.num_samples // 2, *chance.shape), chance.dtype, problem.call)
     return torch.cat([leaf_of(u < chance, tree), leaf_of(u >= 1 - chance, tree)])
 
 

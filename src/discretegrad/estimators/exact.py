@@ -36,9 +36,12 @@ def exact(
 
     Args:
         num_samples: Not used: no sample is drawn.
+        max_outcomes: Most joint outcomes to enumerate.
+        chunk_size: Outcomes evaluated at once.
         generator: Not used.
+        vectorize: Evaluate a chunk with ``torch.vmap`` instead of one call of f per outcome.
 
-    The other arguments, the result and the errors are those of ``exact_expectation``.
+    The other arguments, the result and the errors are those of ``reinforce``.
 
     Example:
         >>> import torch, discretegrad
@@ -67,7 +70,7 @@ ROW = score_row(
     name="exact",
     label="exact",
     function=exact,
-    families=(),
+    any_family=True,
     options={"max_outcomes": MAX_OUTCOMES, "chunk_size": 256},
     evaluations=None,
     reference="this library",

@@ -15,10 +15,9 @@ from .._score import (
     call_network,
     draw,
     estimate,
-    evaluate,
     learned_tensors,
+    likeliest_value,
     pose,
-    signal,
     weighted_score,
 )
 from .._types import Baseline, Objective
@@ -61,39 +60,34 @@ def reinforce(
         num_samples: Samples to average over. By default as many as are given, or the least number
             that the estimator needs, here 1.
         baseline: None, ``"self_critical"`` (f at the most likely sample), or a function from the
-            logits (a constant, zero where infinite) to one number per batch element, or to one
-            for all. The parameters of an ``nn.Module`` learn to reduce the variance; see
-            ``Reinforce``, which also has a running mean.
+            logits (a constant, zero where infinite) to a number per batch element or one for all.
+            The parameters of an ``nn.Module`` learn; see ``Reinforce``, also for a running mean.
         family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
         given: Draws that were made elsewhere, with samples in a leading axis: categories as an
             int64 index (num_samples, ...), bits as 0 and 1. By default they are drawn here.
         mask: Boolean, broadcasts to ``logits``; False excludes a category, or the value 1.
         generator: Source of randomness on the device of ``logits``; the global one by default.
-        vectorize: Evaluate f on all samples in one call under ``torch.vmap`` instead of one call
-            per sample.
+        vectorize: Evaluate f on all samples in one call, under ``torch.vmap``.
 
     Returns:
-        The mean of f over the samples, of the batch shape. ``backward`` gives the logits the
-        estimate, and whatever else f depends on its ordinary gradient.
+        The mean of f over the samples, of the batch shape.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, or f does not return a tensor.
-        ValueError: If shapes do not fit, there are too few samples, f has no gradient and the
-            estimator needs one, a logit is NaN, or no category is allowed. See
-            ``discretegrad.set_checks``.
+        ValueError: If shapes do not fit, there are too few samples, f has no gradient where one is
+            needed, a logit is NaN, or no category is allowed. See ``discretegrad.set_checks``.
 
     Example:
         >>> import torch, discretegrad
         >>> logits = torch.zeros(4, requires_grad=True)
-        >>> loss = discretegrad.reinforce(logits, lambda z: z.argmax(-1) == 2, num_samples=100)
-        >>> loss.backward()
+        >>> f = lambda z: z.argmax(-1) == 2
+        >>> discretegrad.reinforce(logits, f, num_samples=100).backward()
         >>> int(logits.grad.argmax())
         2
     """
     check_baseline("reinforce", baseline)
-    problem = pose(
-        ROW, Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
-    )
+    arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
+    problem = pose(ROW, arguments)
     drawn = draw(problem)
 
     def gradient(values: Tensor) -> Tensor:
@@ -106,21 +100,19 @@ def reinforce(
 def _baseline(problem: Problem, baseline: Baseline, batch_shape: torch.Size) -> Tensor | float:
     if baseline is None:
         return 0.0
-    logits, family = problem.logits.detach(), problem.family
-    if callable(baseline):
-        value = call_network(baseline, logits.masked_fill(logits.isinf(), 0))
-        check_baseline_value(problem.name, value, batch_shape)
-        return value if isinstance(baseline, nn.Module) else value.detach()
-    with torch.no_grad():
-        likeliest = family.sample(logits, family.likeliest(logits))
-        return signal(problem, evaluate(problem, likeliest.unsqueeze(0)))
+    if not callable(baseline):
+        return likeliest_value(problem)
+    logits = problem.logits.detach()
+    value = call_network(baseline, logits.masked_fill(logits.isinf(), 0))
+    check_baseline_value(problem.name, value, batch_shape)
+    return value if isinstance(baseline, nn.Module) else value.detach()
 
 
 ROW = score_row(
     name="reinforce",
     label="REINFORCE",
     function=reinforce,
-    families=(),
+    any_family=True,
     options={"baseline": None},
     module=Reinforce,
     reference="Williams 1992",

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._checks import check_control
 from .._relax import Control, relaxed_estimate
 from .._row import score_row
-from .._score import Arguments
+from .._score import Arguments, joint_size
 from .._types import Objective, Temperature
 from ..families import FamilyLike
 from ..objects import Relax
@@ -55,9 +55,12 @@ def relax(
         control: r, from z of the shape of ``logits``, with samples in a leading axis, to one
             number per sample and batch element. The parameters of an ``nn.Module`` learn; see
             ``Relax``. It gets all samples at once, also without ``vectorize``.
+        tau: As for ``rebar``.
+        scale: As for ``rebar``, the weight of the relaxed f.
+        tied: As for ``rebar``.
+        noise: As for ``rebar``.
 
-    ``tau``, ``scale``, ``tied`` and ``noise`` are those of ``rebar``; the other arguments, the
-    result and the errors are those of ``reinforce``.
+    The other arguments, the result and the errors are those of ``reinforce``.
 
     Example:
         >>> import torch, discretegrad
@@ -68,7 +71,8 @@ def relax(
         >>> logits.grad.shape
         torch.Size([3])
     """
-    check_control("relax", control, "Relax(num_inputs)")
+    size = joint_size("relax", logits, f, family, mask) if control is None else 0
+    check_control("relax", control, f"Relax({size})")
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize, tau)
     return relaxed_estimate(ROW, arguments, Control(control, scale, tied, noise))
 

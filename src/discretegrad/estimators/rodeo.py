@@ -18,7 +18,7 @@ from .._score import (
     pose,
     spread,
 )
-from .._stein import joint_samples, stein_operator
+from .._stein import aligned, joint_samples, stein_operator
 from .._types import Objective
 from ..families import FamilyLike
 from ..objects import Rodeo
@@ -86,32 +86,24 @@ def rodeo(
         >>> logits.grad.shape
         torch.Size([3])
     """
-    check_control("rodeo", control, "Rodeo()")
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
-    for option, weight in (("alpha", alpha), ("beta", beta)):
-        check_coefficient("rodeo", option, weight, logits.shape)
+    network = check_control("rodeo", control, "Rodeo()")
+    check_coefficient("rodeo", "alpha", alpha, logits.shape)
+    check_coefficient("rodeo", "beta", beta, logits.shape)
     drawn, learned = draw(problem), learned_tensors(control, alpha, beta)
 
     def gradient(values: Tensor, slopes: Tensor) -> Tensor:
-        for option, weight in (("alpha", alpha), ("beta", beta)):
-            check_coefficient("rodeo", option, weight, values.shape[1:])
-        assert control is not None
+        check_coefficient("rodeo", "alpha", alpha, values.shape[1:])
+        check_coefficient("rodeo", "beta", beta, values.shape[1:])
         joint = joint_samples(problem, drawn, values, slopes)
-        of_f, of_gradient = stein_operator(problem, joint, control, can_learn(learned))
-        adjusted = others_mean(values + _aligned(alpha, of_f) * of_f)
+        of_f, of_gradient = stein_operator(problem, joint, network, can_learn(learned))
+        adjusted = others_mean(values + aligned(alpha, of_f) * of_f)
         of_samples = spread(values - adjusted, joint.centred) * joint.centred
-        of_samples = of_samples + _aligned(beta, of_gradient) * of_gradient
+        of_samples = of_samples + aligned(beta, of_gradient) * of_gradient
         return of_samples.mean(0).reshape(problem.point.shape)
 
     return estimate_with_slopes(problem, drawn, gradient, learned)
-
-
-def _aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """A weight to multiply ``like`` by, which has the axis of samples before those of the batch."""
-    if not isinstance(weight, Tensor):
-        return weight
-    return weight.reshape(()) if weight.numel() == 1 else spread(weight, like[0])
 
 
 ROW = score_row(

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .._checks import check_logits, check_mask, check_tau, values_are_checked
-from .._math import compute_dtype, sigmoid
+from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
 from .._seeded import seeded_logistic
 from .._types import Call, Method
@@ -90,8 +90,9 @@ class Bernoulli(Family):
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
         """``1 - p`` where the bit is 1, without cancellation, and ``-p`` where it is 0."""
-        unlikely = sigmoid(torch.where(drawn, -point, point))
-        return torch.where(drawn, unlikely, -unlikely)
+        mean, rest = sigmoid_and_rest(point)
+        # exact for a weight of 0 or 1, and much faster than torch.where
+        return torch.lerp(-mean, rest, drawn.to(point.dtype))
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The product: a variable has one entry."""

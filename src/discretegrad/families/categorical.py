@@ -162,14 +162,13 @@ class Categorical(Family):
     def covariance(self, point: Tensor, g: Tensor) -> Tensor:
         """``p g - p (p.g)``."""
         product = point * g
+        if transforming():  # which have no rule for the faster form
+            return product - point * row_sum(product)
         return product.addcmul_(point, row_sum(product), value=-1)
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
         """``z - p``."""
-        shape = (*drawn.shape[:-1], point.shape[-1])
-        return (
-            (-point).expand(shape).scatter_add(-1, drawn, torch.ones_like(drawn, dtype=point.dtype))
-        )
+        return self.sample(point, drawn) - point
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over the categories."""

@@ -23,16 +23,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._types import Method
+from .formulas import FORMULAS
 from .launch import Plan, launch
-from .methods import (
+from .layout import Bits
+from .numbers import (
     GAPPED,
     GAPPED_P,
     GUMBEL_RAO,
     GUMBEL_SOFTMAX,
+    LOG2_E,
     MEAN_FIRST,
     MEAN_RELEASED,
     MEAN_SECOND,
-    METHODS,
     REINMAX,
     STRAIGHT_THROUGH,
     TINY,
@@ -43,8 +46,6 @@ from .philox import DRAW, DRAWS, NOISE, folded, interleave, words
 # has to spread over the whole GPU
 BLOCK, WARPS = 1024, 4
 DRAWS_BLOCK, DRAWS_WARPS = 64, 2
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -242,81 +243,72 @@ def _gradient_kernel(
     tl.store(result + element, product.to(result.dtype.element_ty), mask=inside)
 
 
-def draw(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
+def draw(bits: Bits, seed: Tensor) -> Tensor:
     """Zeros and ones of the shape and dtype of the logits, contiguous.
 
     Args:
-        logits: Of any shape and strides, with at least one element.
-        mask: Boolean of the shape of the logits (it may be expanded), True where 1 is allowed.
+        bits: The variables; their temperature does not matter.
         seed: One int64.
     """
-    logits = logits.contiguous()
+    logits, mask = bits.logits.contiguous(), bits.mask
     sample = torch.empty_like(logits)
-    masks = logits if mask is None else mask.contiguous()
-    plan = _draw_plan(logits.numel(), mask is not None, BLOCK, WARPS)
-    launch(plan, [logits, masks, seed, sample])
+    plan = _draw_plan(logits.numel(), mask is not None, logits.dtype, logits.device)
+    launch(plan, [logits, logits if mask is None else mask.contiguous(), seed, sample])
     return sample
 
 
+@lru_cache(maxsize=4096)
+def _draw_plan(n: int, has_mask: bool, dtype: torch.dtype, device: torch.device) -> Plan:
+    return Plan(_draw_kernel, -(-n // BLOCK), WARPS, (n, has_mask, BLOCK))
+
+
 def gradient(
-    method: str,
-    g: Tensor,
-    logits: Tensor,
-    mask: Tensor | None,
-    tau: float | Tensor,
-    gap: float,
-    num_draws: int,
-    seed: Tensor | None,
-    value: Tensor | None,
+    method: Method, g: Tensor, bits: Bits, seed: Tensor | None, value: Tensor | None
 ) -> Tensor:
     """The gradient for the logits, given the gradient ``g`` at the sample, contiguous.
 
     Args:
-        method: One of ``METHODS``.
+        method: Any of the formulas.
         g: Of the shape of the logits, of any strides and floating dtype.
-        logits: As for ``draw``.
-        mask: As for ``draw``.
-        tau: A number, or float32 of the shape of the logits (it may be expanded).
-        gap: For ``"gapped"``.
-        num_draws: For ``"gumbel_rao"``.
+        bits: The variables.
         seed: That of ``draw``, which the noise of a sampler comes from, too; None if there is none.
         value: The values drawn, boolean, of the shape of the logits; without them the draw is made
             again from the seed.
     """
-    logits = logits.contiguous()
+    logits, mask, taus = bits.logits.contiguous(), bits.mask, bits.tau_bits
     result = torch.empty_like(logits)
-    n = logits.numel()
-    has_tau = isinstance(tau, Tensor)
-    if isinstance(tau, Tensor):
-        strides = [stride for size, stride in zip(tau.shape, tau.stride(), strict=True) if size > 1]
+    tau_stride = 0
+    if taus is not None:
+        strides = zip(taus.shape, taus.stride(), strict=True)
         # a single temperature need not be copied for every element
-        tau_stride = 1 if any(strides) else 0
-        taus, number = tau.contiguous() if any(strides) else tau, 1.0
-    else:
-        tau_stride, taus, number = 0, logits, float(tau)
-    is_many = method == "gumbel_rao"
-    block, warps = (DRAWS_BLOCK, DRAWS_WARPS) if is_many else (BLOCK, WARPS)
-    tempered = isinstance(tau, Tensor) or tau != 1
-    flags = (mask is not None, value is not None, has_tau, tau_stride, METHODS[method], tempered)
-    plan = _gradient_plan(num_draws, n, flags, block, warps)
+        tau_stride = int(any(stride for size, stride in strides if size > 1))
+        taus = taus.contiguous() if tau_stride else taus
+    tempered = taus is not None or bits.tau != 1
+    flags = (mask is not None, value is not None, taus is not None, tau_stride)
+    kind = (logits.dtype, g.dtype, logits.device)
+    plan = _gradient_plan(method.name, method.num_draws, logits.numel(), (*flags, tempered), kind)
     tensors = [
         logits,
         logits if mask is None else mask.contiguous(),
         g.contiguous(),
         logits if value is None else value.contiguous(),
-        taus,
+        logits if taus is None else taus,
         logits if seed is None else seed,
         result,
     ]
-    launch(plan, tensors, (number, gap))
+    launch(plan, tensors, (bits.tau, method.gap))
     return result
 
 
 @lru_cache(maxsize=4096)
-def _draw_plan(n: int, has_mask: bool, block: int, warps: int) -> Plan:
-    return Plan(_draw_kernel, -(-n // block), warps, (n, has_mask, block))
-
-
-@lru_cache(maxsize=4096)
-def _gradient_plan(num_draws: int, n: int, flags: tuple[int, ...], block: int, warps: int) -> Plan:
-    return Plan(_gradient_kernel, -(-n // block), warps, (num_draws, n, *flags, block))
+def _gradient_plan(
+    name: str,
+    num_draws: int,
+    n: int,
+    flags: tuple[bool, bool, bool, int, bool],
+    kind: tuple[torch.dtype, torch.dtype, torch.device],
+) -> Plan:
+    *given, tempered = flags
+    block, warps = (DRAWS_BLOCK, DRAWS_WARPS) if FORMULAS[name].many_draws else (BLOCK, WARPS)
+    constants = (num_draws, n, *given, FORMULAS[name].number, tempered, block)
+    return Plan(_gradient_kernel, -(-n // block), warps, constants)

@@ -48,7 +48,9 @@ def choose_backend(name: str, logits: Tensor, backend: Backend, lacking: str = "
         return "torch"
     if backend == "auto":
         # without the interpreter, which is for tests
-        return "triton" if logits.is_cuda and not unsupported(logits, lacking) else "torch"
+        if not logits.is_cuda or unsupported(logits, lacking):
+            return "torch"
+        return "triton"
     if backend not in get_args(Backend):
         raise ValueError(
             f"{name}: expected backend to be one of {get_args(Backend)}, got {backend!r}"

@@ -1,4 +1,4 @@
-"""Where the rows of a tensor lie in memory, in the form that the kernels take.
+"""What the kernels take: variables, and where the rows of a tensor lie in memory.
 
 A kernel sees rows of categories. Row r is at ``r // inner`` times the first stride plus
 ``r % inner`` times the second, and the categories of a row are the third stride apart: enough for
@@ -8,9 +8,80 @@ a category axis anywhere, for broadcast masks and temperatures, and for slices, 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
 
 Strides = tuple[int, int, int]
+
+
+class Rows(NamedTuple):
+    """Categorical variables in the form that the kernels take."""
+
+    logits: Tensor
+    """Of any strides."""
+    dim: int = -1
+    """The category axis."""
+    mask: Tensor | None = None
+    """Boolean, of the shape of the logits (it may be expanded), True where allowed."""
+    tau: float = 1.0
+    tau_rows: Tensor | None = None
+    """Temperatures in place of ``tau``: float32 of the shape of the logits, expanded along dim."""
+
+    @property
+    def tempered(self) -> bool:
+        """Whether a kernel has to look at the temperature."""
+        return self.tau != 1 or self.tau_rows is not None
+
+
+class Bits(NamedTuple):
+    """Bernoulli variables in the form that the kernels take."""
+
+    logits: Tensor
+    """Of any shape and strides, with at least one element."""
+    mask: Tensor | None = None
+    """Boolean, of the shape of the logits (it may be expanded), True where 1 is allowed."""
+    tau: float = 1.0
+    tau_bits: Tensor | None = None
+    """Temperatures in place of ``tau``: float32 of the shape of the logits (it may be expanded)."""
+
+
+class Drawn(NamedTuple):
+    """What a draw keeps for its gradient."""
+
+    categories: Tensor
+    """int64, (rows,)."""
+    statistics: Tensor
+    """float32, (2, rows): the largest logit, and the sum of exp(logit - largest). For rows in parts
+    (3, rows), with the drawn logit."""
+
+
+# all that a launch has to know about rows but their addresses, so that it is planned once: shape,
+# category axis, strides of logits, mask and temperatures (None if there are none), dtype, device
+Place: TypeAlias = tuple[
+    tuple[int, ...],
+    int,
+    tuple[int, ...],
+    tuple[int, ...] | None,
+    tuple[int, ...] | None,
+    torch.dtype,
+    torch.device,
+]
+
+
+def place(rows: Rows) -> Place:
+    """Where rows lie."""
+    logits, dim, mask, _, tau_rows = rows
+    return (
+        logits.shape,
+        dim,
+        logits.stride(),
+        None if mask is None else mask.stride(),
+        None if tau_rows is None else tau_rows.stride(),
+        logits.dtype,
+        logits.device,
+    )
 
 
 class Layout(NamedTuple):
@@ -31,13 +102,12 @@ def layout(shape: tuple[int, ...], dim: int, strides: tuple[tuple[int, ...], ...
     leading = _without(shape, dim)
     rows: int = math.prod(leading)
     cut = _split(leading, [_without(one, dim) for one in strides], dim)
-    contiguous = tuple([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
     copied, places = [], []
     for number, one in enumerate(strides):
         pair = _two_strides(leading, _without(one, dim), cut)
         if pair is None:
             copied.append(number)
-            one = contiguous
+            one = contiguous(shape)
             pair = _two_strides(leading, _without(one, dim), cut)
             assert pair is not None
         places.append((*pair, one[dim]))
@@ -46,6 +116,18 @@ def layout(shape: tuple[int, ...], dim: int, strides: tuple[tuple[int, ...], ...
         # a single stride is enough, and the kernel need not divide
         inner, places = rows, [(0, row, column) for row, _, column in places]
     return Layout(rows, shape[dim], inner, tuple(copied), tuple(places))
+
+
+def new_like(logits: Tensor) -> Tensor:
+    """New memory of the same shape and dtype, contiguous."""
+    if logits.is_contiguous():
+        return torch.empty_like(logits)
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new tensor."""
+    return tuple([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
 
 
 def _without(values: Sequence[int], dim: int) -> list[int]:

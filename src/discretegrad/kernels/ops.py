@@ -9,130 +9,108 @@ import torch
 from torch import Tensor
 
 from .._modes import compiling
+from .._types import Method
 from . import bernoulli, categorical, gumbel_rao
-from .categorical import Drawn
+from .formulas import FORMULAS
+from .layout import Bits, Drawn, Rows
 
 
-def draw(
-    logits: Tensor, dim: int, mask: Tensor | None, source: Tensor, given: bool, dense: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``categorical.draw``: the sample, the index (empty if it was given), the statistics."""
-    run = _draw_operator if compiling() else _draw
-    return run(logits, dim, mask, source, given, dense)
+def draw(rows: Rows, source: Tensor, given: bool, dense: bool) -> tuple[Tensor | None, Drawn]:
+    """See ``categorical.draw``."""
+    if not compiling():
+        return categorical.draw(rows, source, given, dense)
+    sample, index, statistics = _draw(rows.logits, rows.dim, rows.mask, source, given, dense)
+    return sample, Drawn(source if given else index, statistics)
 
 
 def gradient(
-    method: str,
+    method: Method,
     g: Tensor,
-    logits: Tensor,
-    dim: int,
-    mask: Tensor | None,
-    tau: float,
-    tau_rows: Tensor | None,
-    gap: float,
-    num_draws: int,
-    seed: Tensor,
-    index: Tensor,
-    statistics: Tensor,
-    in_place: bool,
+    rows: Rows,
+    seed: Tensor | None,
+    drawn: Drawn,
+    in_place: bool = False,
 ) -> Tensor:
     """See ``categorical.gradient`` and ``gumbel_rao.gradient``."""
-    arguments = (
-        method, g, logits, dim, mask, tau, tau_rows, gap, num_draws, seed, index, statistics
-    )  # fmt: skip
     if compiling():
         # a traced operator changes nothing it was given: the compiler reuses memory itself
-        return _gradient_operator(*arguments)  # type: ignore[no-any-return]
-    return _gradient(*arguments, in_place=in_place)
+        return _gradient(*method, g, *rows, seed, *drawn)  # type: ignore[no-any-return]
+    run: Any = gumbel_rao if FORMULAS[method.name].many_draws else categorical
+    return run.gradient(method, g, rows, seed, drawn, in_place)  # type: ignore[no-any-return]
 
 
-def draw_bits(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
+def draw_bits(bits: Bits, seed: Tensor) -> Tensor:
     """See ``bernoulli.draw``."""
-    run: Any = _draw_bits_operator if compiling() else bernoulli.draw
-    return run(logits, mask, seed)  # type: ignore[no-any-return]
+    if compiling():
+        return _draw_bits(bits.logits, bits.mask, seed)  # type: ignore[no-any-return]
+    return bernoulli.draw(bits, seed)
 
 
 def gradient_bits(
-    method: str,
-    g: Tensor,
-    logits: Tensor,
-    mask: Tensor | None,
-    tau: float,
-    tau_rows: Tensor | None,
-    gap: float,
-    num_draws: int,
-    seed: Tensor | None,
-    value: Tensor | None,
+    method: Method, g: Tensor, bits: Bits, seed: Tensor | None, value: Tensor | None
 ) -> Tensor:
     """See ``bernoulli.gradient``."""
-    run: Any = _gradient_bits_operator if compiling() else _gradient_bits
-    return run(  # type: ignore[no-any-return]
-        method, g, logits, mask, tau, tau_rows, gap, num_draws, seed, value
-    )
+    if compiling():
+        return _gradient_bits(*method, g, *bits, seed, value)  # type: ignore[no-any-return]
+    return bernoulli.gradient(method, g, bits, seed, value)
 
 
+# the registered operators: the same with one argument for each part of the tuples
+
+
+@torch.library.custom_op("discretegrad::draw", mutates_args=())
 def _draw(
     logits: Tensor, dim: int, mask: Tensor | None, source: Tensor, given: bool, dense: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sample, drawn = categorical.draw(logits, dim, mask, source, given=given, dense=dense)
+    """The sample (empty if not dense), the index (empty if it was given), the statistics."""
+    sample, drawn = categorical.draw(Rows(logits, dim, mask), source, given, dense)
     # an operator must not return what it was given
-    index = logits.new_empty(0, dtype=torch.int64) if given else drawn.index
-    return sample, index, drawn.statistics
+    index = logits.new_empty(0, dtype=torch.int64) if given else drawn.categories
+    return logits.new_empty(0) if sample is None else sample, index, drawn.statistics
 
 
+@torch.library.custom_op("discretegrad::gradient", mutates_args=())
 def _gradient(
-    method: str,
+    name: str,
+    gap: float,
+    num_draws: int,
     g: Tensor,
     logits: Tensor,
     dim: int,
     mask: Tensor | None,
     tau: float,
     tau_rows: Tensor | None,
-    gap: float,
-    num_draws: int,
-    seed: Tensor,
+    seed: Tensor | None,
     index: Tensor,
     statistics: Tensor,
-    in_place: bool = False,
 ) -> Tensor:
-    temperature = tau if tau_rows is None else tau_rows
-    drawn = Drawn(index, statistics)
-    if method == "gumbel_rao":
-        return gumbel_rao.gradient(
-            g, logits, dim, mask, temperature, num_draws, seed, drawn, in_place=in_place
-        )
-    return categorical.gradient(
-        method, g, logits, dim, mask, temperature, gap, seed, drawn, in_place=in_place
-    )
+    rows = Rows(logits, dim, mask, tau, tau_rows)
+    return gradient(Method(name, gap, num_draws), g, rows, seed, Drawn(index, statistics))
 
 
+@torch.library.custom_op("discretegrad::draw_bits", mutates_args=())
+def _draw_bits(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
+    return bernoulli.draw(Bits(logits, mask), seed)
+
+
+@torch.library.custom_op("discretegrad::gradient_bits", mutates_args=())
 def _gradient_bits(
-    method: str,
+    name: str,
+    gap: float,
+    num_draws: int,
     g: Tensor,
     logits: Tensor,
     mask: Tensor | None,
     tau: float,
-    tau_rows: Tensor | None,
-    gap: float,
-    num_draws: int,
+    tau_bits: Tensor | None,
     seed: Tensor | None,
     value: Tensor | None,
 ) -> Tensor:
-    temperature = tau if tau_rows is None else tau_rows
-    return bernoulli.gradient(method, g, logits, mask, temperature, gap, num_draws, seed, value)
+    bits = Bits(logits, mask, tau, tau_bits)
+    return bernoulli.gradient(Method(name, gap, num_draws), g, bits, seed, value)
 
 
-_draw_operator = torch.library.custom_op("discretegrad::draw", _draw, mutates_args=())
-_gradient_operator = torch.library.custom_op("discretegrad::gradient", _gradient, mutates_args=())
-_draw_bits_operator = torch.library.custom_op(
-    "discretegrad::draw_bits", bernoulli.draw, mutates_args=()
-)
-_gradient_bits_operator = torch.library.custom_op(
-    "discretegrad::gradient_bits", _gradient_bits, mutates_args=()
-)
-
-
-@_draw_operator.register_fake
+@_draw.register_fake
 def _(
     logits: Tensor, dim: int, mask: Tensor | None, source: Tensor, given: bool, dense: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,12 +122,12 @@ def _(
     )
 
 
-@_gradient_operator.register_fake
-@_gradient_bits_operator.register_fake
-def _(method: str, g: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+@_gradient.register_fake
+@_gradient_bits.register_fake
+def _(name: str, gap: float, num_draws: int, g: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
-@_draw_bits_operator.register_fake
+@_draw_bits.register_fake
 def _(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
     return logits.new_empty(logits.shape)

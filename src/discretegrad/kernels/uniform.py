@@ -3,6 +3,9 @@
 The step that the numbers belong to is kept on the device, where a CUDA graph can advance it.
 """
 
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -60,10 +63,13 @@ def fill(numbers: Tensor, seeds: Tensor, step: Tensor, purpose: int) -> None:
         step: int64, (1,), from 0 to 2**32 - 1.
         purpose: Tells calls of one step apart.
     """
-    members, count = numbers.shape
+    launch(_uniform_plan(*numbers.shape, purpose, numbers.device), [numbers, seeds, step])
+
+
+@lru_cache(maxsize=4096)
+def _uniform_plan(members: int, count: int, purpose: int, device: torch.device) -> Plan:
     blocks = -(-count // _BLOCK)
-    plan = Plan(_uniform_kernel, members * blocks, 4, (count, purpose, _BLOCK))
-    launch(plan, [numbers, seeds, step])
+    return Plan(_uniform_kernel, members * blocks, 4, (count, purpose, _BLOCK))
 
 
 def choose(index: Tensor, logits: Tensor, seeds: Tensor, step: Tensor, purpose: int) -> None:
@@ -75,10 +81,16 @@ def choose(index: Tensor, logits: Tensor, seeds: Tensor, step: Tensor, purpose: 
             ``index`` is a category of row i modulo ``rows``.
         seeds, step, purpose: As in ``fill``.
     """
-    members, count = index.shape
-    _, rows, n = logits.shape
+    plan = _category_plan(index.shape[1], logits.shape, purpose, logits.device)
+    launch(plan, [index, logits, seeds, step])
+
+
+@lru_cache(maxsize=4096)
+def _category_plan(
+    count: int, shape: tuple[int, int, int], purpose: int, device: torch.device
+) -> Plan:
+    members, rows, n = shape
     block = power_of_two(n)
     at_once = max(4, _BLOCK // block)
     constants = (count, rows, n, purpose, at_once, block)
-    plan = Plan(_category_kernel, members * -(-count // at_once), 4, constants)
-    launch(plan, [index, logits, seeds, step])
+    return Plan(_category_kernel, members * -(-count // at_once), 4, constants)
