@@ -77,7 +77,8 @@ class Case:
         tau = tau.double() if isinstance(tau, Tensor) else tau
         options = {name: value for name, value in self.options.items() if name != "num_draws"}
         options |= {"noise": self.noise(leaf, dim, seed, draw)} if self.noisy else {}
-        options |= {"dim": dim, "given": draw, "mask": mask, "backend": "torch"}
+        options |= {"dim": dim} if self.categorical else {}
+        options |= {"given": draw, "mask": mask, "backend": "torch"}
         z = self.function(leaf, tau, family=self.family, **options)
         return torch.autograd.grad(z, leaf, g.double())[0]
 

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import typing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,15 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import discretegrad
 import oracles
 from cases import normal, seeded
-from discretegrad import (
-    ESTIMATORS,
-    Diagnosis,
-    DiagnosisRow,
-    _diagnostics,
-    _moments,
-    diagnose,
-    expectation,
-)
+from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation
+from discretegrad.diagnose import cost, moments, problem, run
+from discretegrad.diagnose import draws as drawing
 
 FAMILY_WISE = 1e-6
 P_VALUES = 100
@@ -51,8 +46,8 @@ one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
 @pytest.fixture
 def untimed(monkeypatch):
     """One call each instead of several, for tests that diagnose often."""
-    monkeypatch.setattr(_diagnostics, "_WARM_UPS", 0)
-    monkeypatch.setattr(_diagnostics, "_TIMED_CALLS", 1)
+    monkeypatch.setattr(cost, "_WARM_UPS", 0)
+    monkeypatch.setattr(cost, "_TIMED_CALLS", 1)
 
 
 def objective(name, family):
@@ -117,8 +112,8 @@ def test_equals_a_plain_loop(name, options, family, untimed):
     # with one draw at a time the random numbers come in the order of the loop
     draws, f, logits = 70, objective("cubic", family), logits_of(family)
     row = diagnose(
-        f,
         logits,
+        f,
         [(name, options)],
         num_draws=draws,
         family=family,
@@ -151,7 +146,7 @@ def enumerated(name, f, logits):
         truth = discretegrad.exact_gradient(element, f)
 
         def sample_at(copies, index, row=row):
-            return row.functions_at["categorical"](copies, index)
+            return row.function(copies, given=index)
 
         mean = oracles.expected_gradient(sample_at, element, f)
         outcomes = oracles.joint_outcomes(*element.shape)
@@ -166,7 +161,7 @@ def enumerated(name, f, logits):
 @pytest.mark.parametrize("name", ["straight_through", "reinmax", "gapped"])
 def test_agrees_with_enumeration(name, untimed):
     f, logits = objective("exponential", "categorical"), logits_of("categorical")
-    row = diagnose(f, logits, [name], num_draws=4000, generator=seeded(6)).rows[0]
+    row = diagnose(logits, f, [name], num_draws=4000, generator=seeded(6)).rows[0]
     bias_squared, variance = enumerated(name, f, logits)
     assert bias_squared > 0.01
     assert row.bias_detected
@@ -185,22 +180,22 @@ def test_where_there_is_no_bias_none_is_found(family, untimed):
     unbiased = [row.name for row in ESTIMATORS.values() if row.unbiased and family in row.families]
     names = ["reinmax", *(n for n in unbiased if "control" not in ESTIMATORS[n].options)]
     assert len(names) > 5
-    result = diagnose(f, logits, names, num_draws=1000, family=family, generator=seeded(9))
+    result = diagnose(logits, f, names, num_draws=1000, family=family, generator=seeded(9))
     for row in result.rows:
         assert row.bias_detected is False, row
-        assert row.bias_p_value > _diagnostics._SIGNIFICANCE
+        assert row.bias_p_value > run._SIGNIFICANCE
         assert row.bias_standard_error is None
         if row.estimator != "exact":
             # less noise than the mean of the draws has: what is left is an estimate of zero
             assert row.bias_squared < 3 * row.variance / row.draws
-    straight = diagnose(f, logits, ["straight_through"], family=family, generator=seeded(9))
+    straight = diagnose(logits, f, ["straight_through"], family=family, generator=seeded(9))
     assert straight.rows[0].bias_detected
 
 
 def test_the_exact_estimator_has_no_error():
     for dtype in (torch.float32, torch.float64):
         f, logits = objective("cubic", "categorical"), logits_of("categorical", dtype)
-        row = diagnose(f, logits, ["exact"], num_draws=40).rows[0]
+        row = diagnose(logits, f, ["exact"], num_draws=40).rows[0]
         assert row.mse < torch.finfo(dtype).eps
         assert row.bias_detected is False
         assert (row.cosine, row.cosine_of_mean) == (approx(1, SINGLE), approx(1, SINGLE))
@@ -230,8 +225,8 @@ def test_standard_errors_and_p_values_are_calibrated(long_run, untimed):
     generator, repeats = seeded(8), 100
     found = [
         diagnose(
-            lambda z: z.sum(-1),
             torch.zeros(2, 5).double(),
+            lambda z: z.sum(-1),
             estimators,
             num_draws=320,
             family="bernoulli",
@@ -266,7 +261,7 @@ def test_the_mean_over_groups_leaves_no_draw_out(untimed):
     f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
     gradients = plain_gradients(f, logits, "reinmax", "bernoulli", 45)
     row = diagnose(
-        f, logits, ["reinmax"], num_draws=45, family="bernoulli", generator=seeded(5)
+        logits, f, ["reinmax"], num_draws=45, family="bernoulli", generator=seeded(5)
     ).rows[0]
     assert row.variance == approx(gradients.flatten(1).var(0).sum())
 
@@ -277,8 +272,8 @@ def test_chunks_change_nothing(family, untimed):
     f, logits = objective("cubic", family), logits_of(family)
     first, *others = (
         diagnose(
-            f,
             logits,
+            f,
             ["straight_through", "reinmax"],
             num_draws=100,
             family=family,
@@ -302,7 +297,7 @@ def test_chunks_change_nothing(family, untimed):
 
 def test_memory_grows_with_the_chunk_and_not_with_the_draws(untimed, monkeypatch):
     # a table of constant size, 2.5 MB, which would hide what is looked for
-    monkeypatch.setattr(_moments, "_SIGNS", 10)
+    monkeypatch.setattr(moments, "_SIGNS", 10)
 
     class Largest(TorchDispatchMode):
         size = 0
@@ -319,8 +314,8 @@ def test_memory_grows_with_the_chunk_and_not_with_the_draws(untimed, monkeypatch
     for draws, chunk_size in ((2000, 40), (400, 40), (400, 200)):
         with Largest() as largest:
             diagnose(
-                lambda z: z.square().sum((-1, -2)),
                 logits,
+                lambda z: z.square().sum((-1, -2)),
                 ["reinmax", "leave_one_out"],
                 num_draws=draws,
                 reference=torch.zeros_like(logits),
@@ -334,15 +329,15 @@ def test_memory_grows_with_the_chunk_and_not_with_the_draws(untimed, monkeypatch
 
 def test_the_default_chunk_bounds_the_number_of_elements(untimed, monkeypatch):
     sizes = []
-    true_gradients = _diagnostics._gradients
+    true_gradients = drawing._gradients
 
-    def spy(problem, entry, draws, generator):
-        sizes.append(draws * entry.num_samples * problem.logits.numel())
-        return true_gradients(problem, entry, draws, generator)
+    def spy(posed, entry, count):
+        sizes.append(count * entry.num_samples * posed.logits.numel())
+        return true_gradients(posed, entry, count)
 
-    monkeypatch.setattr(_diagnostics, "_gradients", spy)
-    monkeypatch.setattr(_diagnostics, "_CHUNK_ELEMENTS", 240)
-    diagnose(lambda z: z.sum((-1, -2)), torch.zeros(3, 4, 2), ["reinmax", "leave_one_out"])
+    monkeypatch.setattr(drawing, "_gradients", spy)
+    monkeypatch.setattr(problem, "_CHUNK_ELEMENTS", 240)
+    diagnose(torch.zeros(3, 4, 2), lambda z: z.sum((-1, -2)), ["reinmax", "leave_one_out"])
     assert max(sizes) == 240
 
 
@@ -353,12 +348,12 @@ def test_a_long_run_agrees_with_the_exact_gradient(untimed):
     # seen through the exact estimator, whose error is that of the reference
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     arguments = {"num_draws": 50, "reference": "leave_one_out", "reference_draws": 3000}
-    result = diagnose(f, logits, ["exact"], generator=seeded(2), **arguments)
+    result = diagnose(logits, f, ["exact"], generator=seeded(2), **arguments)
     assert result.reference == "mean of 3000 draws of leave_one_out K=16"
     assert result.rows[0].bias_p_value > LEVEL
     # its stated error is the one that its variance gives
     single = diagnose(
-        f, logits, [("leave_one_out", {"num_samples": 16})], num_draws=3000, generator=seeded(3)
+        logits, f, [("leave_one_out", {"num_samples": 16})], num_draws=3000, generator=seeded(3)
     )
     stated = result.reference_standard_error
     assert stated == pytest.approx(math.sqrt(single.rows[0].variance / 3000), rel=0.1)
@@ -369,8 +364,8 @@ def test_a_long_run_agrees_with_the_exact_gradient(untimed):
 def test_biases_against_a_long_run_agree_with_those_against_the_exact_gradient(untimed):
     f, logits = objective("exponential", "categorical"), logits_of("categorical")
     names = ["straight_through", "gapped"]
-    exact = diagnose(f, logits, names, num_draws=2000, generator=seeded(1))
-    run = diagnose(f, logits, names, num_draws=2000, generator=seeded(1), max_outcomes=26)
+    exact = diagnose(logits, f, names, num_draws=2000, generator=seeded(1))
+    run = diagnose(logits, f, names, num_draws=2000, generator=seeded(1), max_outcomes=26)
     assert run.reference.startswith("mean of 8000 draws of leave_one_out")
     for row, other in zip(exact.rows, run.rows, strict=True):
         assert other.bias_detected
@@ -382,8 +377,8 @@ def test_the_error_of_the_reference_widens_that_of_the_bias(untimed):
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     errors = [
         diagnose(
-            f,
             logits,
+            f,
             [("straight_through", {"num_samples": 16})],
             num_draws=1000,
             generator=seeded(1),
@@ -399,8 +394,8 @@ def test_noise_of_the_reference_does_not_count_as_gradient(untimed):
     noise, generator = estimator_with(0, torch.zeros(2, 5), torch.ones(2, 5)), seeded(3)
     found = [
         diagnose(
-            lambda z: z.sum(-1),
             torch.zeros(2, 5),
+            lambda z: z.sum(-1),
             [noise],
             num_draws=10,
             family="bernoulli",
@@ -419,7 +414,7 @@ def test_a_wrong_reference_shows():
     def wrong(logits, f, **arguments):
         return 1.1 * expectation(logits, f, "leave_one_out", **arguments)
 
-    row = diagnose(f, logits, ["exact"], num_draws=500, reference=wrong, generator=seeded(0)).rows[
+    row = diagnose(logits, f, ["exact"], num_draws=500, reference=wrong, generator=seeded(0)).rows[
         0
     ]
     assert row.bias_detected
@@ -430,7 +425,7 @@ def test_kinds_of_reference(untimed):
 
     def reference(given, **arguments):
         arguments = {"family": "bernoulli", "num_draws": 20, "generator": seeded(0), **arguments}
-        return diagnose(f, logits, ["reinmax"], reference=given, **arguments)
+        return diagnose(logits, f, ["reinmax"], reference=given, **arguments)
 
     truth = discretegrad.exact_gradient(logits, f, family="bernoulli")
     exact = reference("exact")
@@ -453,7 +448,7 @@ def test_a_random_objective_is_not_enumerated():
     def f(z):
         return z.square().sum((-1, -2)) + torch.randn(3)
 
-    assert diagnose(f, logits, ["reinmax"], num_draws=9).reference.startswith("mean of 36 draws")
+    assert diagnose(logits, f, ["reinmax"], num_draws=9).reference.startswith("mean of 36 draws")
 
 
 # what it costs
@@ -462,7 +457,7 @@ def test_a_random_objective_is_not_enumerated():
 @every_family
 def test_counted_evaluations_are_the_registered_ones(family, untimed):
     f, logits = objective("cubic", family), logits_of(family)
-    result = diagnose(f, logits, num_draws=2, family=family)
+    result = diagnose(logits, f, num_draws=2, family=family)
     assert {row.estimator for row in result.rows} == {
         name
         for name, row in ESTIMATORS.items()
@@ -498,7 +493,7 @@ def in_a_transform(logits, f, *, num_samples, family, generator):
 )
 def test_evaluations_follow_the_options(estimator, costs, untimed):
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
-    row = diagnose(f, logits, [estimator], num_draws=2).rows[0]
+    row = diagnose(logits, f, [estimator], num_draws=2).rows[0]
     assert (row.evaluations, row.slopes) == costs
     assert (row.mse_per_evaluation is None) == (costs[0] is None)
 
@@ -517,19 +512,19 @@ def test_seconds_are_the_median_of_training_steps_after_a_warm_up(monkeypatch):
         clock["now"] += {1: 50.0, 3: 50.0, 7: 9.0}.get(clock["step"], 0.25)
         return (z - 0.3).square().sum((-1, -2))
 
-    monkeypatch.setattr(_diagnostics, "time", Time)
+    monkeypatch.setattr(cost, "time", Time)
     for name, seconds in (("reinmax", 0.25), (("leave_one_out", {"num_samples": 4}), 1.0)):
         clock["step"] = 0
-        row = diagnose(f, torch.zeros(3, 2, 2), [name], num_draws=50, vectorize=False).rows[0]
+        row = diagnose(torch.zeros(3, 2, 2), f, [name], num_draws=50, vectorize=False).rows[0]
         assert row.seconds == approx(seconds)
-        assert clock["step"] == 2 * (_diagnostics._WARM_UPS + _diagnostics._TIMED_CALLS)
+        assert clock["step"] == 2 * (cost._WARM_UPS + cost._TIMED_CALLS)
 
 
 def test_a_timed_step_includes_the_gradient_of_the_model():
     weight, passed = nn.Parameter(torch.ones(2)), []
     weight.register_hook(passed.append)
-    diagnose(lambda z: (z * weight).sum((-1, -2)), torch.zeros(3, 2, 2), ["reinmax"], num_draws=2)
-    assert len(passed) == _diagnostics._WARM_UPS + _diagnostics._TIMED_CALLS
+    diagnose(torch.zeros(3, 2, 2), lambda z: (z * weight).sum((-1, -2)), ["reinmax"], num_draws=2)
+    assert len(passed) == cost._WARM_UPS + cost._TIMED_CALLS
     assert weight.grad is None
 
 
@@ -538,13 +533,13 @@ def test_memory_that_runs_out_is_no_property_of_the_estimator():
         raise torch.OutOfMemoryError("out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        diagnose(objective("cubic", "categorical"), logits_of("categorical"), [greedy])
+        diagnose(logits_of("categorical"), objective("cubic", "categorical"), [greedy])
 
 
 def test_what_a_budget_buys():
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     names = ["straight_through", ("straight_through", {"num_samples": 4}), "leave_one_out"]
-    result = diagnose(f, logits, names, generator=seeded(1))
+    result = diagnose(logits, f, names, generator=seeded(1))
     one, four, unbiased = result.rows
     assert four.mse_per_second == approx(four.bias_squared + four.variance * four.seconds)
     assert four.mse_per_evaluation == approx(four.bias_squared + 4 * four.variance)
@@ -592,8 +587,8 @@ def test_nothing_of_the_user_is_touched():
     states = [{k: v.clone() for k, v in m.state_dict().items()} for m in modules]
     before, now = logits.detach().clone(), torch.get_rng_state()
     result = diagnose(
-        f,
         logits,
+        f,
         ["reinmax", *modules[1:4], ("relax", {"control": control})],
         num_draws=64,
         family="bernoulli",
@@ -631,7 +626,7 @@ def test_modules_are_copied_and_evaluated(role, untimed):
     module.modes.clear()
     estimator = module if role == "estimator" else ("relax", {"control": module})
     f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
-    row = diagnose(f, logits, [estimator], num_draws=5, family="bernoulli").rows[0]
+    row = diagnose(logits, f, [estimator], num_draws=5, family="bernoulli").rows[0]
     assert row.status == "ok"
     assert module.modes == {False}
     assert int(module.calls) == 0
@@ -641,9 +636,9 @@ def test_modules_are_copied_and_evaluated(role, untimed):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_works_where_gradients_are_off(mode, untimed):
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
-    expected = diagnose(f, logits, ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
+    expected = diagnose(logits, f, ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
     with mode():
-        row = diagnose(f, logits.clone(), ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
+        row = diagnose(logits.clone(), f, ["reinmax"], num_draws=30, generator=seeded(0)).rows[0]
         assert not torch.is_grad_enabled()
     assert row.mse == expected.mse
 
@@ -658,7 +653,7 @@ def test_a_row_depends_on_the_seed_and_not_on_its_neighbours(reference, untimed)
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
 
     def result(names, generator):
-        return diagnose(f, logits, names, num_draws=40, generator=generator, reference=reference)
+        return diagnose(logits, f, names, num_draws=40, generator=generator, reference=reference)
 
     generator = seeded(4)
     first = result(["gumbel_softmax", "leave_one_out", "reinmax"], generator)
@@ -674,8 +669,8 @@ def test_a_row_depends_on_the_seed_and_not_on_its_neighbours(reference, untimed)
 def test_labels(untimed):
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     result = diagnose(
-        f,
         logits,
+        f,
         [
             "reinmax",
             ("reinmax", {"tau": 1.3}),
@@ -699,16 +694,33 @@ def test_labels(untimed):
         "Reinforce",
     ]
     assert [row.status for row in result.rows] == ["ok"] * 8
-    named = diagnose(f, logits, {"cold": ("reinmax", {"tau": 0.5}), "rloo": "leave_one_out"})
+    named = diagnose(logits, f, {"cold": ("reinmax", {"tau": 0.5}), "rloo": "leave_one_out"})
     assert [row.label for row in named.rows] == ["cold", "rloo"]
     assert named["cold"].options == {"tau": 0.5}
     assert named["cold"].estimator == "reinmax"
 
 
+def test_rows_of_users_sampler_functions_and_objects_by_name(untimed):
+    f, logits = objective("cubic", "bernoulli"), logits_of("bernoulli")
+    mine = replace(ESTIMATORS["reinmax"], name="mine", label="Mine")
+    estimators = [mine, discretegrad.reinmax, "relax", ("rodeo", {"alpha": 0.5}), "reinmax"]
+    state = torch.get_rng_state()
+    result = diagnose(logits, f, estimators, num_draws=40, family="bernoulli", generator=seeded(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    labels = [row.label for row in result.rows]
+    assert labels == ["mine", "reinmax", "relax", "rodeo alpha=0.5 K=2", "reinmax #2"]
+    assert [row.status for row in result.rows] == ["ok"] * 5
+    # the same draws of the same formula
+    assert result.rows[0].mse == result.rows[1].mse == result.rows[4].mse
+    again = diagnose(logits, f, ["relax"], num_draws=40, family="bernoulli", generator=seeded(0))
+    assert again.rows[0].mse == result.rows[2].mse
+    assert result.rows[2].bias_detected is False
+
+
 def test_samples_for_all_and_for_one(untimed):
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
     names = ["reinmax", ("leave_one_out", {"num_samples": 3}), "disarm_tree"]
-    result = diagnose(f, logits, names, num_samples=5, num_draws=2)
+    result = diagnose(logits, f, names, num_samples=5, num_draws=2)
     assert [row.num_samples for row in result.rows] == [5, 3, 5]
     assert result.rows[2].status.startswith("not applicable: disarm_tree: expected an even")
 
@@ -719,8 +731,8 @@ def test_masks(family, untimed):
     mask = torch.ones(SHAPES[family][1:], dtype=torch.bool)
     mask.view(-1)[1] = False
     arguments = {"num_draws": 40, "family": family}
-    masked = diagnose(f, logits, mask=mask, generator=seeded(0), **arguments)
-    excluded = diagnose(f, logits.masked_fill(~mask, -math.inf), generator=seeded(0), **arguments)
+    masked = diagnose(logits, f, mask=mask, generator=seeded(0), **arguments)
+    excluded = diagnose(logits.masked_fill(~mask, -math.inf), f, generator=seeded(0), **arguments)
     assert masked.gradient_norm == excluded.gradient_norm
     for row, other in zip(masked.rows, excluded.rows, strict=True):
         assert (row.status, row.nonfinite) == ("ok", 0)
@@ -730,10 +742,10 @@ def test_masks(family, untimed):
 def test_shapes_without_a_batch_and_without_latents(untimed):
     for shape in ((), (3,)):
         logits = normal(*shape, seed=1)
-        result = diagnose(lambda z: (z - 0.3) ** 3, logits, num_draws=50, family="bernoulli")
+        result = diagnose(logits, lambda z: (z - 0.3) ** 3, num_draws=50, family="bernoulli")
         assert result.batch_shape == shape
         assert all(row.status == "ok" for row in result.rows)
-    single = diagnose(lambda z: z[0] * z[1], normal(2), ["reinmax"], family="bernoulli")
+    single = diagnose(normal(2), lambda z: z[0] * z[1], ["reinmax"], family="bernoulli")
     assert single.batch_shape == ()
     assert single["reinmax"].bias_detected is False
 
@@ -743,14 +755,14 @@ def test_an_objective_that_vmap_cannot_trace(untimed):
         return z.sum((-1, -2)) if z.sum().item() > 0 else -z.sum((-1, -2))
 
     with pytest.raises(RuntimeError) as caught:
-        diagnose(f, torch.zeros(3, 2, 2), ["reinmax"])
+        diagnose(torch.zeros(3, 2, 2), f, ["reinmax"])
     assert "vectorize=False" in caught.value.__notes__[0]
-    result = diagnose(f, torch.zeros(3, 2, 2), ["reinmax"], num_draws=5, vectorize=False)
+    result = diagnose(torch.zeros(3, 2, 2), f, ["reinmax"], num_draws=5, vectorize=False)
     assert result.rows[0].status == "ok"
 
 
 def test_an_objective_without_gradient(untimed):
-    result = diagnose(indicator, torch.zeros(4, 2, 3), num_draws=40, generator=seeded(0))
+    result = diagnose(torch.zeros(4, 2, 3), indicator, num_draws=40, generator=seeded(0))
     for row in result.rows:
         assert row.applicable == (not ESTIMATORS[row.estimator].needs_grad_f), row.label
         if not row.applicable:
@@ -768,7 +780,7 @@ def test_estimates_that_are_not_finite_are_counted(untimed):
         return values * factor.view(-1, *[1] * (values.ndim - 1)) if logits.ndim > 3 else values
 
     f, logits = objective("cubic", "categorical"), logits_of("categorical")
-    result = diagnose(f, logits, [broken], num_draws=40, generator=seeded(5))
+    result = diagnose(logits, f, [broken], num_draws=40, generator=seeded(5))
     row = result.rows[0]
     assert (row.draws, row.nonfinite, row.status) == (36, 4, "ok")
     kept = plain_gradients(f, logits, "reinmax", "categorical", 40)
@@ -779,11 +791,11 @@ def test_estimates_that_are_not_finite_are_counted(untimed):
     def always(logits, f, **arguments):
         return logits.sum((-1, -2)) * math.nan
 
-    row = diagnose(f, logits, [always], num_draws=40).rows[0]
+    row = diagnose(logits, f, [always], num_draws=40).rows[0]
     assert (row.draws, row.nonfinite) == (0, 40)
     assert row.status == "not applicable: fewer than two estimates are finite"
     with pytest.raises(ValueError, match="expected finite draws of the reference always"):
-        diagnose(f, logits, ["reinmax"], num_draws=40, reference=always)
+        diagnose(logits, f, ["reinmax"], num_draws=40, reference=always)
 
 
 def test_zero_gradients_have_no_direction(untimed):
@@ -793,9 +805,9 @@ def test_zero_gradients_have_no_direction(untimed):
     def f(z):
         return weight * z[..., 0, 0]
 
-    row = diagnose(f, logits, ["straight_through"], num_draws=5).rows[0]
+    row = diagnose(logits, f, ["straight_through"], num_draws=5).rows[0]
     assert row.cosine == row.cosine_of_mean == approx(1, SINGLE)
-    result = diagnose(lambda z: 0 * z.sum((-1, -2)), logits, ["straight_through"], num_draws=30)
+    result = diagnose(logits, lambda z: 0 * z.sum((-1, -2)), ["straight_through"], num_draws=30)
     row = result.rows[0]
     assert row.cosine is row.cosine_of_mean is row.relative_bias is None
     assert (row.mse, row.bias_detected) == (0, False)
@@ -811,7 +823,7 @@ def test_a_zero_estimate_counts_as_cosine_zero(untimed):
 
     reference = torch.tensor([1.0, -1.0]).expand(1, 1, 2)
     row = diagnose(
-        lambda z: z.sum((-1, -2)), torch.zeros(1, 1, 2), [often_zero], num_draws=10,
+        torch.zeros(1, 1, 2), lambda z: z.sum((-1, -2)), [often_zero], num_draws=10,
         reference=reference, chunk_size=10,
     ).rows[0]  # fmt: skip
     assert row.status == "ok"
@@ -823,8 +835,8 @@ def test_other_dtypes(dtype, untimed):
     f = objective("quadratic", "categorical")
     logits = logits_of("categorical", dtype)
     names = ["reinmax", "straight_through", "leave_one_out"]
-    result = diagnose(f, logits, names, num_draws=400, generator=seeded(2))
-    wide = diagnose(f, logits.double(), names, num_draws=400, generator=seeded(2))
+    result = diagnose(logits, f, names, num_draws=400, generator=seeded(2))
+    wide = diagnose(logits.double(), f, names, num_draws=400, generator=seeded(2))
     tolerance = {"rel": 0.05} if dtype != torch.float32 else SINGLE
     assert result.dtype == str(dtype).removeprefix("torch.")
     for row, expected in zip(result.rows, wide.rows, strict=True):
@@ -846,9 +858,9 @@ def test_other_dtypes(dtype, untimed):
         ({"progress": "yes"}, TypeError, "expected progress to be True or False"),
         ({"vectorize": 1}, TypeError, "expected vectorize to be True or False"),
         (
-            {"estimators": [("reinforce", {"samples": torch.zeros(1, 2)})]},
+            {"estimators": [("reinforce", {"given": torch.zeros(1, 2)})]},
             ValueError,
-            "expected options without samples",
+            "expected options without given",
         ),
         ({"family": "normal"}, ValueError, "expected family to be one of"),
         ({"generator": 3}, TypeError, "expected generator to be a torch.Generator"),
@@ -891,6 +903,11 @@ def test_bad_input(changes, error, message):
         diagnose(**{**arguments, **changes})
 
 
+def test_swapped_arguments():
+    with pytest.raises(TypeError, match=r"diagnose\(logits, f, \.\.\.\)"):
+        diagnose(lambda z: z.sum((-1, -2)), torch.zeros(3, 2, 2))
+
+
 def test_an_estimator_that_returns_something_else_is_not_applicable(untimed):
     def total(logits, f, **arguments):
         return logits.sum()
@@ -901,7 +918,7 @@ def test_an_estimator_that_returns_something_else_is_not_applicable(untimed):
     def nothing(logits, f, **arguments):
         return None
 
-    result = diagnose(lambda z: z.sum((-1, -2)), torch.zeros(3, 2, 2), [total, constant, nothing])
+    result = diagnose(torch.zeros(3, 2, 2), lambda z: z.sum((-1, -2)), [total, constant, nothing])
     assert "one value per batch element" in result["total"].status
     assert "got a constant" in result["constant"].status
     assert "got NoneType" in result["nothing"].status
@@ -916,7 +933,7 @@ def test_an_estimator_that_returns_something_else_is_not_applicable(untimed):
 def result():
     f, logits = objective("quadratic", "categorical"), logits_of("categorical")
     names = ["straight_through", "leave_one_out", "reinmax", ("reinmax", {"tau": 1.3}), "disarm"]
-    return diagnose(f, logits, names, num_draws=3000, generator=seeded(1))
+    return diagnose(logits, f, names, num_draws=3000, generator=seeded(1))
 
 
 def test_table(result):
@@ -933,7 +950,7 @@ def test_table(result):
     assert f"  {result['straight_through'].bias:.3g}  " in body[0]
     assert f"  {result['straight_through'].variance:.3g}  " in body[0]
     assert f"  <{result['leave_one_out K=2'].bias_bound:.3g}  " in body[1]
-    assert "not applicable: expectation: expected" in body[4]
+    assert "not applicable: disarm: expected family" in body[4]
     # columns stand below each other
     assert len({len(line) for line in body[:4]}) == 1
     relative = result.table(relative=True)
@@ -1009,8 +1026,8 @@ def test_progress(rich, monkeypatch, capsys, untimed):
 
     def run(progress):
         diagnose(
-            lambda z: z.sum((-1, -2)),
             torch.zeros(3, 2, 2),
+            lambda z: z.sum((-1, -2)),
             ["reinmax"],
             num_draws=40,
             chunk_size=10,
@@ -1034,9 +1051,9 @@ def test_progress(rich, monkeypatch, capsys, untimed):
 def test_on_a_gpu(family):
     f, logits = objective("quadratic", family), logits_of(family).cuda()
     generator = torch.Generator("cuda").manual_seed(0)
-    result = diagnose(f, logits, family=family, generator=generator)
+    result = diagnose(logits, f, family=family, generator=generator)
     assert result.device == torch.cuda.get_device_name()
-    expected = diagnose(f, logits.cpu(), family=family, generator=seeded(0))
+    expected = diagnose(logits.cpu(), f, family=family, generator=seeded(0))
     assert result.gradient_norm == approx(expected.gradient_norm)
     for row, other in zip(result.rows, expected.rows, strict=True):
         assert row.status == "ok"

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import discretegrad
-from discretegrad import bernoulli, select
+from discretegrad import sample_index, select
 from discretegrad.kernels import dispatch
 from kernel_cases import (
     BY_METHOD,
@@ -194,9 +194,9 @@ def test_a_row_of_nan_stays_in_range_and_alone(n):
 
 
 def test_auto_uses_the_kernels_where_it_can():
-    assert dispatch.choose("reinmax", torch.zeros(3, device=DEVICE), "auto") == "triton"
-    assert dispatch.choose("reinmax", torch.zeros(3).double().to(DEVICE), "auto") == "torch"
-    assert dispatch.choose("reinmax", torch.zeros(3), "auto") == "torch"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3, device=DEVICE), "auto") == "triton"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3).double().to(DEVICE), "auto") == "torch"
+    assert dispatch.choose_backend("reinmax", torch.zeros(3), "auto") == "torch"
     with pytest.raises(discretegrad.BackendUnavailable, match="the logits are on 'cpu'"):
         discretegrad.reinmax(torch.zeros(3), backend="triton")
 
@@ -271,7 +271,7 @@ def test_peak_memory(memory):
         lambda x: discretegrad.reinmax(x, 0.7),
         discretegrad.gumbel_softmax,
         lambda x: discretegrad.gumbel_rao(x, num_draws=4),
-        bernoulli.reinmax,
+        lambda x: discretegrad.reinmax(x, family="bernoulli"),
     ):
         logits.grad = None
         before = torch.cuda.memory_allocated()
@@ -292,7 +292,7 @@ def test_peak_memory_of_the_index_form(memory):
     weight.grad = None
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    _, handle = discretegrad.reinmax_index(logits)
+    _, handle = sample_index(logits)
     select(handle, weight).sum().backward()
     assert torch.cuda.max_memory_allocated() - before <= 1.1 * logits.nbytes
 
@@ -479,7 +479,7 @@ def test_compiled_index_form(compiler):
 
     @torch.compile(fullgraph=True)
     def step(logits, weight):
-        index, handle = discretegrad.reinmax_index(logits, backend="triton")
+        index, handle = sample_index(logits, backend="triton")
         return index, select(handle, weight)
 
     index, value = step(logits, weight)
@@ -521,7 +521,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits = self.inside(x)
         return self.outside(discretegrad.reinmax(logits, backend="triton")) + self.outside(
-            bernoulli.reinmax(logits, backend="triton")
+            discretegrad.reinmax(logits, family="bernoulli", backend="triton")
         )
 
 
@@ -580,7 +580,7 @@ def test_data_parallel(wrapper, process_group):
 
 
 def draws(logits, rows, seed=1):
-    index, _ = discretegrad.reinmax_index(logits.expand(rows, -1), generator=seeded(seed, DEVICE))
+    index, _ = sample_index(logits.expand(rows, -1), generator=seeded(seed, DEVICE))
     return index
 
 
@@ -616,7 +616,7 @@ def test_draws_are_independent():
 def test_frequencies_of_bits(logit):
     rows = 10**7
     logits = torch.full((rows,), logit, device=DEVICE)
-    value = bernoulli.reinmax(logits, generator=seeded(7, DEVICE)).long()
+    value = BITS.sample(logits, generator=seeded(7, DEVICE)).long()
     prob = torch.tensor(logit).double().sigmoid()
     ones = int(value.sum())
     assert stats.binomtest(ones, rows, prob.item()).pvalue > LEVEL
@@ -647,7 +647,7 @@ def test_mean_gradient_is_that_of_the_torch_path():
 
 SANITIZED = """
 import torch, discretegrad as dg
-from discretegrad import _linear_select
+from discretegrad.linear_select import tiles
 torch.manual_seed(0)
 for shape in ((5, 7), (2, 2100), (2, 9000)):
     logits = torch.randn(*shape, device="cuda", requires_grad=True)
@@ -656,11 +656,11 @@ for shape in ((5, 7), (2, 2100), (2, 9000)):
     g = torch.randn(*shape, device="cuda")
     dg.reinmax(logits, tau, mask=mask, backend="triton").backward(g)
     dg.gumbel_rao(logits, num_draws=5, backend="triton").backward(g)
-    dg.bernoulli.reinmax(logits, tau, mask=mask, backend="triton").backward(g)
-    index, handle = dg.gumbel_softmax_index(logits, backend="triton")
+    dg.reinmax(logits, tau, family="bernoulli", mask=mask, backend="triton").backward(g)
+    index, handle = dg.sample_index(logits, "gumbel_softmax", backend="triton")
     dg.select(handle, torch.randn(shape[1], 3, device="cuda")).sum().backward()
 # rows in two parts, of 256 and 45 categories
-_linear_select._TILE_BYTES = 0
+tiles._TILE_BYTES = 0
 tensors = [torch.randn(n, 8, device="cuda", requires_grad=True) for n in (5, 301, 301)]
 dg.linear_select(*tensors, backend="triton").sum().backward()
 torch.cuda.synchronize()

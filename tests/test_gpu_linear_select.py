@@ -4,8 +4,10 @@ import pytest
 import torch
 from scipy import stats
 
-from discretegrad import _linear_select
-from discretegrad._linear_select import linear_select
+from discretegrad import linear_select
+from discretegrad.linear_select import blocks as in_blocks
+from discretegrad.linear_select import front
+from discretegrad.linear_select import tiles as in_tiles
 from kernel_cases import CATEGORICAL, REINMAX, each, normal, seeded
 
 pytestmark = pytest.mark.gpu
@@ -28,8 +30,8 @@ def problem(rows, n, dtype, width=64, out=48):
 
 
 def cut(monkeypatch, rows, categories, dtype):
-    monkeypatch.setattr(_linear_select, "_TILE_ROWS", rows)
-    monkeypatch.setattr(_linear_select, "_TILE_BYTES", rows * categories * dtype.itemsize)
+    monkeypatch.setattr(in_tiles, "_TILE_ROWS", rows)
+    monkeypatch.setattr(in_tiles, "_TILE_BYTES", rows * categories * dtype.itemsize)
 
 
 def product(x, weight):
@@ -37,8 +39,8 @@ def product(x, weight):
     return torch.cat(
         [
             torch.cat([x[rows] @ tile.T for tile in weight.split(size)], 1)
-            for rows in _linear_select._row_blocks(len(x))
-            for size in [_linear_select._tile_size(x[rows], len(weight))]
+            for rows in in_tiles._row_blocks(len(x))
+            for size in [in_tiles._tile_size(x[rows], len(weight))]
         ]
     )
 
@@ -60,7 +62,7 @@ def assert_close(actual, wanted):
 @pytest.fixture
 def kernels_only(monkeypatch):
     """Whatever takes the torch path fails."""
-    monkeypatch.delattr(_linear_select, "_in_blocks")
+    monkeypatch.delattr(front, "select_in_blocks")
 
 
 @each([case for case in TILED if not case.noisy])
@@ -190,7 +192,7 @@ def test_autocast_on_the_gpu(kernels_only):
 
 
 def test_gumbel_rao_takes_the_torch_path(monkeypatch):
-    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 2**14)
+    monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", 2**14)
     inputs, g = problem(64, 1000, torch.float32)
     selected, index = linear_select(*inputs, "gumbel_rao", 0.5, num_draws=3, return_index=True)
     assert torch.equal(selected, inputs[2][index])

@@ -1,6 +1,7 @@
 """linear_select: both its paths against all logits at once, on the same draws."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import discretegrad
-from discretegrad import BackendUnavailable, _linear_select, set_checks
-from discretegrad._draw import draw_seed
-from discretegrad._linear_select import linear_select
-from discretegrad._noise import seeded_exponential
+from discretegrad import BackendUnavailable, linear_select, set_checks
+from discretegrad._random import draw_seeds
+from discretegrad._seeded import seeded_exponential
+from discretegrad.linear_select import blocks as in_blocks
+from discretegrad.linear_select import tiles as in_tiles
 from kernel_cases import CATEGORICAL, REINMAX, each, normal, poisoned_memory, seeded
 
 TILED = [case for case in CATEGORICAL if case.name != "gumbel_rao"]
@@ -62,10 +64,10 @@ def compiler():
 
 def cut(monkeypatch, rows, categories, itemsize=4):
     """Tiles of so many rows and categories; blocks of as many numbers."""
-    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", rows * categories)
-    monkeypatch.setattr(_linear_select, "_TILE_ROWS", rows)
-    monkeypatch.setattr(_linear_select, "_TILE_STEP", categories)
-    monkeypatch.setattr(_linear_select, "_TILE_BYTES", rows * categories * itemsize)
+    monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", rows * categories)
+    monkeypatch.setattr(in_tiles, "_TILE_ROWS", rows)
+    monkeypatch.setattr(in_tiles, "_TILE_STEP", categories)
+    monkeypatch.setattr(in_tiles, "_TILE_BYTES", rows * categories * itemsize)
 
 
 def problem(rows, n, dtype=torch.float64, width=WIDTH, out=OUT, requires_grad=True):
@@ -113,7 +115,7 @@ def assert_all_close(actual, wanted):
 @pytest.mark.parametrize("rows_at_once", [1, 3, 100])
 def test_blocks_give_what_all_logits_at_once_give(case, tau, rows_at_once, monkeypatch):
     inputs, g = problem(10, 100)
-    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 100 * rows_at_once)
+    monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", 100 * rows_at_once)
     selected, index, gradients = run(inputs, g, case, tau, generator=seeded(5))
     assert torch.equal(selected, inputs[2][index])
 
@@ -127,8 +129,10 @@ def test_blocks_give_what_all_logits_at_once_give(case, tau, rows_at_once, monke
         # its noise is made from a seed for each row, so that backward can make it again
         generator = seeded(5)
         torch.rand(10, 1, dtype=torch.float64, generator=generator)
-        noise = seeded_exponential(draw_seed(index[:, None], generator), 0, 1, hidden @ head.T)[0]
-        z = discretegrad.gumbel_softmax_at(hidden @ head.T, index, noise, tau)
+        noise = seeded_exponential(
+            draw_seeds((10, 1), index.device, generator), 0, 1, hidden @ head.T
+        )[0]
+        z = discretegrad.gumbel_softmax(hidden @ head.T, tau, given=index, noise=noise)
         wanted = torch.autograd.grad(z @ table, inputs, g)
     assert_all_close(gradients, wanted)
 
@@ -158,8 +162,8 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_is_larger_than_a_block(case, monkeypatch):
     # the gradient of the head is the largest tensor that there must be
     inputs, g = problem(48, 64, torch.float32, width=8, out=4)
-    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 512)
-    monkeypatch.setattr("discretegrad.estimators.gumbel_rao._CHUNK_NUMBERS", 512)
+    monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", 512)
+    monkeypatch.setattr("discretegrad._seeded._CHUNK_NUMBERS", 512)
     with LargestTensor() as largest:
         run(inputs, g, case)
     assert largest.size == 64 * 8
@@ -174,7 +178,7 @@ def test_no_tensor_is_larger_than_a_block(case, monkeypatch):
 @pytest.mark.parametrize("tau", [1.0, 0.7])
 def test_tiles_give_what_all_logits_at_once_give(case, tau, small_pieces):
     inputs, g = problem(5, 77, torch.float32)
-    seeds = draw_seed(torch.empty(2, 2), seeded(5))
+    seeds = draw_seeds((2, 2), "cpu", seeded(5))
     selected, index, gradients = run(inputs, g, case, tau, backend="triton", generator=seeded(5))
     assert torch.equal(selected, inputs[2][index])
     # rows are numbered from 0 in each block of them
@@ -195,7 +199,7 @@ def test_tiles_give_what_all_logits_at_once_give(case, tau, small_pieces):
 def test_tiles_in_low_precision(case, dtype, monkeypatch):
     cut(monkeypatch, rows=5, categories=24, itemsize=2)
     inputs, g = problem(5, 77, dtype)
-    seed = draw_seed(torch.empty(1, 2), seeded(5))[0, :1]
+    seed = draw_seeds((1, 2), "cpu", seeded(5))[0, :1]
     selected, index, gradients = run(inputs, g, case, 0.7, backend="triton", generator=seeded(5))
     assert [x.dtype for x in (selected, *gradients)] == [dtype] * 4
     assert_all_close(gradients, expected(case, inputs, g, index, 0.7, seed))
@@ -223,7 +227,7 @@ def test_tiles_keep_to_their_size():
     for rows, n, itemsize in sizes:
         dtype = torch.float32 if itemsize == 4 else torch.bfloat16
         x = torch.empty(rows, 1, dtype=dtype, device="meta")
-        size = _linear_select._tile_size(x, n)
+        size = in_tiles._tile_size(x, n)
         assert size * rows * itemsize <= 96 * 2**20
         assert size <= 2**17
         assert size % 256 == 0 or size == n
@@ -237,6 +241,19 @@ def test_gumbel_rao_has_no_kernel_over_tiles():
 
 
 # both paths
+
+
+def test_rows_of_users():
+    inputs, g = problem(10, 100)
+    mine = replace(discretegrad.get("gapped"), name="mine")
+    results = [
+        linear_select(*inputs, row, 0.7, gap=0.3, generator=seeded(5)) for row in (mine, "gapped")
+    ]
+    gradients = [torch.autograd.grad(selected, inputs, g) for selected in results]
+    assert_all_close(*gradients)
+    noisy = replace(discretegrad.get("gumbel_softmax"), takes=())
+    with pytest.raises(ValueError, match=r"made again in backward.*Use sample_index and select"):
+        linear_select(*inputs, noisy)
 
 
 @each_backend
@@ -371,7 +388,7 @@ def test_generator_decides_and_the_global_one_is_left_alone(backend, small_piece
 def test_size_of_a_block_does_not_change_the_draw(size, monkeypatch):
     inputs, _ = problem(20, 77, torch.float32)
     wanted = linear_select(*inputs, return_index=True, generator=seeded(5))[1]
-    monkeypatch.setattr(_linear_select, "_BLOCK_NUMBERS", 77 * size)
+    monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", 77 * size)
     for case in CATEGORICAL:
         found = linear_select(*inputs, case.name, return_index=True, generator=seeded(5))[1]
         assert torch.equal(found, wanted)
@@ -489,12 +506,12 @@ def test_compiled_call_takes_batches_of_any_size(backend, compiler, small_pieces
 @pytest.mark.parametrize("needs_hidden", [False, True])
 def test_registered_operators_are_sound(needs_hidden, small_pieces):
     hidden, head, table = problem(5, 77, torch.float32, requires_grad=False)[0]
-    seeds = draw_seed(torch.empty(2, 2), None)
-    torch.library.opcheck(_linear_select._draw_operator, (hidden, head, seeds))
-    index, kept = _linear_select._draw_operator(hidden, head, seeds)
+    seeds = draw_seeds((2, 2), "cpu", None)
+    torch.library.opcheck(in_tiles._draw_operator, (hidden, head, seeds))
+    index, kept = in_tiles._draw_operator(hidden, head, seeds)
     arguments = (normal(5, OUT), hidden, head, table, index, kept, seeds)
     torch.library.opcheck(
-        _linear_select._gradient_operator,
+        in_tiles._gradient_operator,
         (*arguments, "reinmax", 0.7, 0.0, needs_hidden, not needs_hidden),
     )
 
@@ -545,7 +562,7 @@ HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
         ({"gap": 1.0}, TypeError, "reinmax: expected options among tau, got 'gap'"),
         ({"estimator": "gumbel_softmax", "hard": True}, TypeError, "got 'hard'"),
         ({"estimator": "gapped", "gap": -1.0}, ValueError, "finite gap of at least 0"),
-        ({"estimator": "mean_baseline", "order": 3}, ValueError, "order to be 1 or 2"),
+        ({"estimator": "mean_baseline", "order": 3}, ValueError, "expected order 1 or 2"),
         ({"estimator": "gumbel_rao", "num_draws": 0}, ValueError, "num_draws of at least 1"),
         ({"generator": 1}, TypeError, "expected generator to be a torch.Generator"),
         ({"backend": "cuda"}, ValueError, "expected backend to be one of"),

@@ -8,6 +8,9 @@ and ``diagnose`` compares them on a problem of your own.
 
 from ._checks import set_checks as set_checks
 from ._row import Estimator as Estimator
+from .diagnose import Diagnosis as Diagnosis
+from .diagnose import DiagnosisRow as DiagnosisRow
+from .diagnose import diagnose as diagnose
 from .estimators.arms import arms as arms
 from .estimators.disarm import disarm as disarm
 from .estimators.disarm_tree import disarm_tree as disarm_tree
@@ -29,6 +32,7 @@ from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation
 from .families import Family as Family
 from .kernels.dispatch import BackendUnavailable as BackendUnavailable
+from .linear_select import linear_select as linear_select
 from .objects import ControlNetwork as ControlNetwork
 from .objects import DoubleCV as DoubleCV
 from .objects import MuProp as MuProp

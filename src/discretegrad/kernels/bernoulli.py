@@ -309,6 +309,6 @@ def _gradient_plan(
     kind: tuple[torch.dtype, torch.dtype, torch.device],
 ) -> Plan:
     *given, tempered = flags
-    block, warps = (DRAWS_BLOCK, DRAWS_WARPS) if name == "gumbel_rao" else (BLOCK, WARPS)
+    block, warps = (DRAWS_BLOCK, DRAWS_WARPS) if FORMULAS[name].many_draws else (BLOCK, WARPS)
     constants = (num_draws, n, *given, FORMULAS[name].number, tempered, block)
     return Plan(_gradient_kernel, -(-n // block), warps, constants)

@@ -28,6 +28,8 @@ class Formula(NamedTuple):
     """Whether it has the third term."""
     mean: bool = False
     """Whether it needs the mean of h over the allowed categories."""
+    many_draws: bool = False
+    """Whether it is a mean over many noise draws; categories have a kernel of their own for it."""
 
 
 FORMULAS = {
@@ -39,8 +41,7 @@ FORMULAS = {
     "mean_first": Formula(5, in_e=False, mean=True),
     "mean_second": Formula(6, in_e=False, in_z=True, mean=True),
     "mean_released": Formula(7, in_e=False, in_z=True, mean=True),
-    # a mean over many relaxed samples: categories have a kernel of their own for it
-    "gumbel_rao": Formula(8, noise=True, own_weights=True),
+    "gumbel_rao": Formula(8, noise=True, own_weights=True, many_draws=True),
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._modes import compiling
 from .._types import Method
 from . import bernoulli, categorical, gumbel_rao
+from .formulas import FORMULAS
 from .layout import Bits, Drawn, Rows
 
 
@@ -34,7 +35,7 @@ def gradient(
     if compiling():
         # a traced operator changes nothing it was given: the compiler reuses memory itself
         return _gradient(*method, g, *rows, seed, *drawn)  # type: ignore[no-any-return]
-    run: Any = gumbel_rao if method.name == "gumbel_rao" else categorical
+    run: Any = gumbel_rao if FORMULAS[method.name].many_draws else categorical
     return run.gradient(method, g, rows, seed, drawn, in_place)  # type: ignore[no-any-return]
 
 

@@ -66,7 +66,7 @@ def learn(call: Call, method: Method) -> Known | None:
     if is_zeroed:
         return None
     gradient = None
-    if method.name != "gumbel_rao":
+    if not FORMULAS[method.name].many_draws:
         at_sample = (contiguous(logits.shape), logits.dtype)
         gradient = categorical.gradient_plan(where, at_sample, method.name, rows.tempered)
     known = Known(

@@ -32,6 +32,7 @@ class Truth(NamedTuple):
 
     @property
     def norm(self) -> float:
+        """The norm, without what noise adds to it."""
         return math.sqrt(max(0.0, float(self.vector @ self.vector) - self.variance))
 
 

@@ -48,6 +48,7 @@ class _RichBar(Bar):
 
 @contextmanager
 def shown(progress: bool | None) -> Iterator[Bar]:
+    """A bar for the time of the ``with``: by default on terminals only."""
     if not (sys.stderr.isatty() if progress is None else progress):
         yield Bar()
         return

@@ -1,0 +1,100 @@
+"""The true gradient: given, enumerated, or the mean of a long run."""
+
+import torch
+from torch import Tensor
+
+from .._row import Estimator
+from ..exact import exact_gradient
+from ..registry import ESTIMATORS
+from .draws import collect
+from .entries import make_entry
+from .moments import Truth, variance_of
+from .problem import NAME, Problem
+from .progress import Bar
+
+_SAMPLES = 16
+
+
+def find_truth(
+    problem: Problem, reference: object, draws: int, max_outcomes: int, bar: Bar
+) -> Truth:
+    """The gradient to compare with, as the user's ``reference`` says."""
+    if isinstance(reference, Tensor):
+        _check_gradient(reference, problem.logits)
+        return Truth(_wide(reference.detach()).flatten(), "a given tensor, taken as exact")
+    outcomes = problem.outcomes
+    is_auto = isinstance(reference, str) and reference == "auto"
+    if reference == "exact" or (is_auto and outcomes <= max_outcomes and not problem.is_random):
+        bar.start("reference", 1)
+        gradient = exact_gradient(
+            problem.logits,
+            problem.f,
+            family=problem.family,
+            mask=problem.mask,
+            max_outcomes=max_outcomes,
+            chunk_size=problem.draws_at_once(1),
+            vectorize=problem.vectorize,
+        )
+        bar.advance(1)
+        return Truth(_wide(gradient).flatten(), f"exact, {outcomes} joint outcomes enumerated")
+    return _long_run(problem, "leave_one_out" if is_auto else reference, draws, bar)
+
+
+def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Truth:
+    entry = make_entry(problem, reference, _SAMPLES)
+    if isinstance(reference, tuple):
+        reference = reference[0]
+    if isinstance(reference, (str, Estimator)) and entry.row is not None and not entry.row.unbiased:
+        unbiased = ", ".join(name for name, row in ESTIMATORS.items() if row.unbiased)
+        raise ValueError(
+            f"{NAME}: expected an unbiased estimator as the reference ({unbiased}), got "
+            f"{entry.name!r}"
+        )
+    check_draws(draws)
+    bar.start("reference", draws)
+    centre = torch.zeros_like(_wide(problem.logits)).flatten()
+    sums = collect(problem, entry, centre, draws, bar.advance)
+    finite = int(sums.count.sum())
+    if finite < draws:
+        raise ValueError(
+            f"{NAME}: expected finite draws of the reference {entry.label}, got {draws - finite} "
+            f"of {draws} with NaN or inf. Check f, or pass another reference."
+        )
+    count, first, second = sums.count.sum(), sums.first.sum(0), sums.second.sum()
+    rest = count - sums.count
+    others = (first - sums.first) / rest.unsqueeze(-1)
+    variances = variance_of(rest, first - sums.first, second - sums.second) / rest
+    return Truth(
+        first / count,
+        f"mean of {draws} draws of {entry.label}",
+        float(variance_of(count, first, second) / count),
+        sums.group_means,
+        others - first / count,
+        variances,
+    )
+
+
+def check_draws(draws: int) -> None:
+    """There are enough draws for a variance."""
+    if draws < 2:
+        raise ValueError(f"{NAME}: expected at least 2 draws, to see a variance, got {draws}")
+
+
+def _check_gradient(reference: Tensor, logits: Tensor) -> None:
+    if reference.shape != logits.shape or not reference.is_floating_point():
+        raise ValueError(
+            f"{NAME}: expected a reference gradient of the logits' shape {tuple(logits.shape)}, "
+            f"got shape {tuple(reference.shape)} and dtype {reference.dtype}"
+        )
+    if reference.device != logits.device:
+        raise ValueError(
+            f"{NAME}: expected a reference gradient on the logits' device {logits.device}, got "
+            f"one on {reference.device}"
+        )
+    if not reference.isfinite().all():
+        raise ValueError(f"{NAME}: expected a finite reference gradient, got NaN or inf")
+
+
+def _wide(x: Tensor) -> Tensor:
+    # Apple GPUs have no float64
+    return x.cpu().double() if x.device.type == "mps" else x.double()
