@@ -1,141 +1,160 @@
-"""What the pages of the benchmarks share: reading results, writing or checking, words, numbers."""
+"""The page writer: the generated parts of pages and their pictures, from files of results.
 
-import argparse
+A generated part stands between ``<!-- begin generated: name -->`` and ``<!-- end generated: name
+-->``; the words around it are written by hand.
+"""
+
 import hashlib
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from measure import ROOT, STORED, Promise, read_csv
+from measure import ROOT, SPREAD, STORED, read_csv
 
-PICTURES = ROOT / "docs" / "assets"
+DOCS = ROOT / "docs"
+PICTURES = DOCS / "assets"
 NOT_MEASURED = "Not measured yet."
+_MARKER = re.compile(r"<!-- (begin|end) generated: ([\w ]+) -->\n?")
 
-Row = Mapping[str, str]
+Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
 
 
-# the page and its files
+# pages and their files
 
 
 class Results(NamedTuple):
     """What is stored."""
 
-    rows: list[Row]
-    digest: str
+    rows: Sequence[Row]
+    digest: str = ""
 
-    def of(self, section: str) -> list[Row]:
-        """The rows of a section, in the order they are stored."""
-        return [row for row in self.rows if row["section"] == section]
+    def of(self, **columns: object) -> list[Row]:
+        """The rows with these values, in the order they are stored."""
+        return [row for row in self.rows if matches(row, columns)]
+
+
+def matches(row: Row, columns: Mapping[str, object]) -> bool:
+    return all(row.get(column) == str(value) for column, value in columns.items())
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the documentation that follows from files of results, with its pictures."""
+    """A page of the documentation with parts that follow from files of results."""
 
-    script: str
-    """What writes it."""
     path: Path
     sources: Sequence[str]
-    text: Callable[[Results], str]
-    pictures: Callable[[Results], Sequence[str]]
-    """The names of those that belong to it."""
-    draw: Callable[[Results, Path], Sequence[Path]]
-    """Draw them into a folder."""
+    blocks: Callable[[Results], Mapping[str, str]]
+    """Its generated parts by name."""
+    pictures: Mapping[str, Callable[[Results], Any]] = field(default_factory=dict)
+    """Figures of matplotlib by name of the file; None where nothing was measured."""
 
-    def read(self, folder: Path) -> Results:
+    def read(self, folder: Path = STORED) -> Results:
         """All files, or as much of them as there is."""
         rows: list[Row] = []
         digest = hashlib.sha256()
-        for name in self.sources:
-            if (path := folder / name).exists():
-                digest.update(path.read_bytes())
-                rows += read_csv(path)
+        for path in (folder / name for name in self.sources if (folder / name).exists()):
+            digest.update(path.read_bytes())
+            rows += read_csv(path)
         return Results(rows, digest.hexdigest())
 
-    def main(self, description: str | None, arguments: Sequence[str] | None) -> int:
-        """What the script does."""
-        parser = argparse.ArgumentParser(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
-        parser.add_argument(
-            "--preview", type=Path, metavar="DIR", help="read and write there instead"
-        )
-        options = parser.parse_args(arguments)
-        results = self.read(options.preview or STORED)
-        page_path, pictures = self.path, PICTURES
-        if options.preview:
-            page_path, pictures = options.preview / self.path.name, options.preview / "assets"
-        if options.check:
-            stale = self.stale_files(results, page_path, pictures)
-            for path in stale:
-                print(f"{relative(path)} is not current: run python {self.script}")
-            return 1 if stale else 0
-        page_path.write_text(self.text(results), encoding="utf-8")
-        for path in (page_path, *self.draw(results, pictures)):
-            print(f"written: {relative(path)}")
-        return 0
+    def text(self, results: Results) -> str:
+        """The page with its generated parts as they should be."""
+        blocks = {name: f"\n{block}\n\n" for name, block in self.blocks(results).items()}
+        return filled(self.path.read_text(encoding="utf-8"), blocks, self.path.name)
 
-    def stale_files(self, results: Results, page_path: Path, pictures: Path) -> list[Path]:
-        """What does not follow from the results. A picture says which numbers it shows."""
-        text = self.text(results)
-        current = page_path.exists() and page_path.read_text(encoding="utf-8") == text
-        stale = [] if current else [page_path]
-        for path in (pictures / name for name in self.pictures(results)):
-            if not path.exists() or results.digest.encode() not in path.read_bytes():
-                stale.append(path)
-        return stale
+    def stale(self, results: Results, folder: Path) -> list[str]:
+        """The pictures that show other numbers; a picture says which it shows."""
+        drawn = [name for name, draw in self.pictures.items() if draw(results) is not None]
+        return [
+            name
+            for name in drawn
+            if not (path := folder / name).exists()
+            or results.digest.encode() not in path.read_bytes()
+        ]
+
+    def draw(self, results: Results, name: str, folder: Path) -> None:
+        """Write a picture that says which numbers it shows."""
+        folder.mkdir(parents=True, exist_ok=True)
+        metadata = {"Source": results.digest}
+        figure = self.pictures[name](results)
+        figure.savefig(folder / name, dpi=110, metadata=metadata, pil_kwargs={"optimize": True})
+
+
+def filled(text: str, blocks: Mapping[str, str], name: str) -> str:
+    """A text with its generated parts as they should be; it need not show all of them."""
+    parts, rest = [], text
+    while marker := _MARKER.search(rest):
+        end = f"<!-- end generated: {marker[2]} -->"
+        if marker[1] == "end" or end not in rest or marker[2] not in blocks:
+            known = ", ".join(blocks)
+            raise ValueError(
+                f"expected pairs of markers in {name} around parts of {known}; "
+                f"got {marker[0].strip()!r}: correct the marker"
+            )
+        parts += [rest[: marker.end()], blocks[marker[2]], end]
+        rest = rest[rest.index(end) + len(end) :]
+    return "".join([*parts, rest])
 
 
 def relative(path: Path) -> Path:
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
-# tables
+# targets
 
 
-def provenance_table(rows: Iterable[Row]) -> str:
-    """One table for each run of the benchmark; sections may come from several."""
-    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for row in rows:
-        changes = " with uncommitted changes" if row["uncommitted_changes"] == "yes" else ""
-        bandwidth = f"{tera(row['copy_bandwidth'])}, at the end {tera(row['copy_bandwidth_end'])}"
-        about = {
-            "date": row["date"],
-            "GPU": row["gpu"],
-            "copy bandwidth": bandwidth,
-            "Python, torch, Triton": f"{row['python']}, {row['torch']}, {row['triton']}",
-            "PyPI `reinmax`": row.get("reinmax"),
-            "discretegrad": f"{row['discretegrad']}, commit {row['commit']}{changes}",
-            "images": row.get("images"),
-            "command": f"`{row['command']}`",
-        }
-        sections = runs.setdefault(tuple((k, v) for k, v in about.items() if v), [])
-        if row["section"] not in sections:
-            sections.append(row["section"])
-    tables = []
-    for found, sections in runs.items():
-        which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
-        tables.append(markdown(["", ""], [*which, *map(list, found)]))
-    return "\n\n".join(tables) or NOT_MEASURED
+class Target(NamedTuple):
+    """A promise about one number of the results."""
+
+    where: Mapping[str, str]
+    """Columns of the row that it is about."""
+    label: str
+    column: str
+    limit: float
+    says: str
+    """The promise in words, with the limit in place of {}, if it is there."""
+    unit: float = 1.0
+    """What a limit of 1 is in the results."""
+    shown: Cell | None = None
+    """How the number is written, if not with two or three digits; a speed always has its spread."""
+
+    @property
+    def is_least(self) -> bool:
+        """Whether more is better."""
+        return self.column.startswith("speedup")
+
+    def is_met(self, value: float) -> bool:
+        """Whether the number keeps the promise."""
+        value /= self.unit
+        return value >= self.limit if self.is_least else value <= self.limit
+
+    def judged(self, rows: Iterable[Row]) -> tuple[str, str]:
+        """What was measured, and whether that is enough."""
+        row = next((row for row in rows if matches(row, self.where)), None)
+        if row is None or (is_ok(row) and not row[self.column]):
+            return "", "not measured"
+        if not is_ok(row):
+            return row["status"], "**missed**"
+        verdict = "met" if self.is_met(float(row[self.column])) else "**missed**"
+        if self.is_least:
+            return ratio(row, self.column), verdict
+        if self.shown:
+            return self.shown(row), verdict
+        return short(float(row[self.column]) / self.unit), verdict
 
 
-def targets_table(lines: Sequence[Sequence[str]]) -> str:
+def targets_table(targets: Sequence[Target], rows: Sequence[Row]) -> str:
     """A line for each target, with whether it is met at the end."""
+    lines = [[x.label, x.says.format(f"{x.limit:g}"), *x.judged(rows)] for x in targets]
     met = sum(line[-1] == "met" for line in lines)
     return f"{met} of {len(lines)} met.\n\n" + markdown(["", "target", "measured", ""], lines)
 
 
-def judged(target: Promise, row: Row | None, shown: Callable[[Row], str]) -> tuple[str, str]:
-    """What was measured, and whether that is enough."""
-    if row is None or (row["status"] == "ok" and not row[target.column]):
-        return "", "not measured"
-    if row["status"] != "ok":
-        return row["status"], "**missed**"
-    verdict = "met" if target.is_met(float(row[target.column])) else "**missed**"
-    return ratio(row, target.column) if target.is_least else shown(row), verdict
+# tables
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -143,7 +162,74 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
 
 
+def table(rows: Sequence[Row], first: str, columns: Mapping[str, Cell]) -> str:
+    """A line for each row; the first column is its name, or why it was not measured."""
+    lines = []
+    for row in rows:
+        name, *cells = (cell(row) for cell in columns.values())
+        lines.append(
+            [name, *cells] if is_ok(row) else [name, row["status"], *[""] * (len(cells) - 1)]
+        )
+    return markdown([first, *list(columns)[1:]], lines) if rows else NOT_MEASURED
+
+
+def crossed(rows: Sequence[Row], first: str, line: Cell, column: Cell, cell: Cell) -> str:
+    """A table with a line for each value of one thing and a column for each of another."""
+    cells = {(line(row), column(row)): cell(row) for row in rows}
+    columns = list(dict.fromkeys(column for _, column in cells))
+    lines = [
+        [name, *(cells.get((name, column), "") for column in columns)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    ]
+    return markdown([first, *columns], lines) if rows else NOT_MEASURED
+
+
+def provenance(rows: Iterable[Row]) -> str:
+    """A table for each run of the benchmark, since sections may come from several."""
+    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for row in rows:
+        changes = " with uncommitted changes" if row["uncommitted_changes"] == "yes" else ""
+        packages = [name for name in ("python", "torch", "triton") if name in row]
+        about = {"date": row["date"], "GPU": row.get("gpu")}
+        if "cpu" in row:
+            machines = dict.fromkeys((row.get("machine", row["cpu"]), row["cpu"]))
+            host = f"{row['cores']} cores, {row['threads']} threads"
+            about["machine"] = ", ".join([*machines, host])
+        if "copy_bandwidth" in row:
+            start, end = tera(row["copy_bandwidth"]), tera(row["copy_bandwidth_end"])
+            about["copy bandwidth"] = f"{start}, at the end {end}"
+        about |= {
+            ", ".join(x.capitalize() if x != "torch" else x for x in packages): ", ".join(
+                row[x] for x in packages
+            ),
+            "PyPI `reinmax`": row.get("reinmax"),
+            "discretegrad": f"{row['discretegrad']}, commit {row['commit']}{changes}",
+            "images": row.get("images"),
+            "command": f"`{row['command']}`",
+        }
+        sections = runs.setdefault(tuple((k, v) for k, v in about.items() if v), [])
+        section = row.get("section") or row.get("shape", "")
+        sections += [section] if section not in sections else []
+    tables = []
+    for about_run, sections in runs.items():
+        which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
+        tables.append(markdown(["", ""], [*which, *map(list, about_run)]))
+    return "\n\n".join(tables) or NOT_MEASURED
+
+
+def grouped(claims: Iterable[tuple[str, str]]) -> list[str]:
+    """Sentences that say of each claim all places where it is true."""
+    places: dict[str, list[str]] = {}
+    for claim, place in claims:
+        places.setdefault(claim, []).append(place)
+    return [f"{claim} at {', '.join(where)}." for claim, where in places.items()]
+
+
 # words and numbers
+
+
+def is_ok(row: Row) -> bool:
+    return row.get("status", "ok") == "ok"
 
 
 def bullets(items: Sequence[str]) -> str:
@@ -159,7 +245,7 @@ def wrapped(text: str) -> str:
 
 def seconds(row: Row) -> str:
     """The median time in the unit that suits it."""
-    if row["status"] != "ok":
+    if not is_ok(row):
         return row["status"]
     value = float(row["seconds"])
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -168,12 +254,25 @@ def seconds(row: Row) -> str:
     return f"{three_digits(value / unit)} {name}"
 
 
-def ratio(row: Mapping[str, object], quantity: str) -> str:
+def ratio(row: Row, quantity: str) -> str:
     """Median with its spread, as in ``6.81x (6.52-7.13)``; nothing if it was not measured."""
     if row[quantity] == "":
         return ""
-    median, low, high = (short(row[quantity + suffix]) for suffix in ("", "_p20", "_p80"))
+    median, low, high = (short(row[quantity + suffix]) for suffix in SPREAD)
     return f"{median}x ({low}-{high})"
+
+
+def interval(row: Row, quantity: str, unit: float) -> str:
+    """Median with its spread, as in ``16.1 (16.0-16.3)``."""
+    median, low, high = (short(float(row[quantity + suffix]) / unit) for suffix in SPREAD)
+    return f"{median} ({low}-{high})" if "-" not in low else f"{median} ({low} to {high})"
+
+
+def share(row: Row, quantity: str) -> str:
+    """Median with its spread, as in ``12 % (10 to 14)``."""
+    values = (float(row[quantity + suffix]) * 100 for suffix in SPREAD)
+    median, low, high = (f"{value:.0f}".replace("-0", "0") for value in values)
+    return f"{median} % ({low} to {high})"
 
 
 def short(value: object) -> str:
@@ -181,7 +280,7 @@ def short(value: object) -> str:
     if value == "":
         return ""
     number = float(str(value))
-    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
 
 
 def size(value: object) -> str:
@@ -197,6 +296,10 @@ def size(value: object) -> str:
 
 def three_digits(number: float) -> str:
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+
+
+def plural(number: int | str, what: str) -> str:
+    return f"{number} {what}{'' if str(number) == '1' else 's'}"
 
 
 def tera(value: str) -> str:

@@ -1,297 +1,227 @@
 """Time the samplers side by side on a CPU, and measure the memory they need.
 
-One run measures forward plus backward of every sampler in benchmarks/cases.py, in float32:
-reinmax at two temperatures, torch.nn.functional.gumbel_softmax, PyPI reinmax, and the other
-samplers of the library. Times on one machine say little about another, so what counts are ratios
-of times that were taken within moments of each other:
-
-  - a block is a few calls after warm-up calls; its result is the median time of a call
-  - a round is one block of every sampler, in an order that is shuffled anew each round
-  - a ratio is formed within each round; reported are its median and its 20th and 80th percentile
-
+Forward plus backward of every sampler in float32: reinmax at two temperatures, the other samplers
+of the library, torch.nn.functional.gumbel_softmax and PyPI reinmax. Times on one machine say little
+about another, so what counts are ratios of times that were taken within moments of each other.
 Before anything is timed, every sampler must give right numbers at every shape: a speedup is never
-reported on a red gate. Then the CSV is written in one piece, and docs/benchmarks.md and the README
-follow from it.
-"""
+reported on a red gate. The pages follow from the CSV (python benchmarks/table.py).
 
-import argparse
-import datetime
-import gc
-import os
-import platform
-import random
-import statistics
-import sys
-import time
-from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
-
-import table
-import torch
-from measure import QUICK_OUTPUT, peak_bytes_on_cpu, provenance, spread, write_csv
-from pages import ratio, relative
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
-import cases as cases_module
-import discretegrad
-from cases import CASES, PROVIDERS, PYPI, TORCH, Case, Inputs, Provider, forward_backward
-
-BLOCK_SECONDS = 0.25  # a block ends early once it has taken this long
-SLOW_SECONDS = 1.0  # a sampler that takes longer a call ...
-SLOW_ROUNDS = 3  # ... is timed in this many rounds, one call each
-CASE_SECONDS = 40.0  # on a busy machine a shape gets fewer rounds rather than more time ...
-FEWEST_ROUNDS = 5  # ... but at least this many
-_EXAMPLES = """examples:
+examples:
   python benchmarks/run.py                      the full run, about three minutes on two cores
   python benchmarks/run.py --quick              does it run? seconds; writes under output/
-  python benchmarks/run.py --shapes 400x8       one shape; writes under output/
-  python benchmarks/run.py --render             only the pages again, from the stored CSV
+  python benchmarks/run.py --only 400x8         one shape; the stored rows of the others stay
+  python benchmarks/run.py --against OTHER/src  this tree and another one side by side
 """
 
-Row = dict[str, str | int | float]
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import calls
+import torch
+from measure import Benchmark, Case, File, Pace, Row, Setup, measured, with_spread
+from pages import (
+    DOCS,
+    Page,
+    Results,
+    Target,
+    crossed,
+    grouped,
+    markdown,
+    matches,
+    provenance,
+    ratio,
+    short,
+    targets_table,
+    wrapped,
+)
+from samplers import PYPI, PYPI_REINMAX, REINMAX, Sampler, sampler_work, torch_gumbel_softmax
+
+TORCH = "torch gumbel_softmax(hard=True)"
+
+_PACE = Pace(rounds=11, seconds=0.25, calls=5, slow_seconds=1.0, slow_rounds=3, limit_seconds=40.0)
+CASES = {
+    "4096x1024": _PACE,
+    "64x131072": _PACE,
+    "3000x10": _PACE._replace(calls=30, warmups=3, rounds=41),
+    "400x8": _PACE._replace(calls=30, warmups=3, rounds=81),
+}
+QUICK_PACE = Pace(rounds=2, seconds=0.25, calls=2)
+
+# the default of 100 draws would take minutes a call at the largest shape
+_OPTIONS = {"gumbel_rao": {"num_draws": 10}}
+SAMPLERS = (
+    torch_gumbel_softmax(TORCH),
+    PYPI_REINMAX,
+    Sampler(REINMAX, calls.sampler(REINMAX), reinmax_tau=1.0),
+    Sampler("reinmax tau=1.3", calls.sampler(REINMAX, tau=1.3), reinmax_tau=1.3),
+    *(
+        Sampler(
+            " ".join([name, *(f"{key}={value}" for key, value in _OPTIONS.get(name, {}).items())]),
+            calls.sampler(name, **_OPTIONS.get(name, {})),
+        )
+        for name in calls.SAMPLERS
+        if name != REINMAX
+    ),
+)
+
+# how many times as fast as torch and as PyPI reinmax
+_SPEED = {"4096x1024": (5, 6), "64x131072": (5, 6), "3000x10": (1.8, 1.8), "400x8": (1.15, 1)}
+_PROMISES = (
+    ("speedup_torch", 0, "at least {}x `F.gumbel_softmax`"),
+    ("speedup_pypi", 1, "at least {}x PyPI `reinmax`"),
+    ("memory_share_pypi", None, "at most {} of the memory of PyPI `reinmax`"),
+)
+TARGETS = tuple(
+    Target(
+        {"shape": shape, "provider": REINMAX},
+        shape,
+        column,
+        0.5 if place is None else limits[place],
+        says,
+    )
+    for column, place, says in _PROMISES
+    for shape, limits in _SPEED.items()
+)
+
+FILE = File(
+    "results.csv",
+    (
+        *("provider", "mode", "shape", "dtype", "rounds"),
+        *with_spread("seconds", "speedup_torch", "speedup_pypi"),
+        *("peak_extra_tensors", "memory_share_pypi", "threads", "cpu", "cores", "python", "torch"),
+        *("reinmax", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
+    ),
+    part="shape",
+)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    console = Console()
-    if options.render:
-        for path in table.write_all():
-            console.print(f"written: {relative(path)}")
-        return 0
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    chosen = [case for case in CASES if case.name in options.shapes]
-    if options.quick:
-        chosen = [Case(case.shape, calls=2, warmups=1, rounds=2) for case in chosen]
-
-    faults = gate_all(chosen, console)
-    if faults:
-        console.print("[red]The gate is red, so nothing was timed and nothing was written:[/red]")
-        for fault in faults:
-            console.print(f"  {fault}")
-        return 1
-
-    rows = measure_all(chosen, options, console)
-    write_csv(options.output, rows)
-    for shown in summary(rows):
-        console.print(shown)
-    console.print(
-        "times as fast as the baseline, median and 20th to 80th percentile; memory in "
-        "tensors of the logits' size beyond the inputs"
+def case_of(shape: str, setup: Setup) -> Case:
+    """All samplers at one shape, on the same logits and gradient at the sample."""
+    generator = torch.Generator().manual_seed(0)
+    size = tuple(map(int, shape.split("x")))
+    logits = torch.randn(size, generator=generator).requires_grad_()
+    cotangent = torch.randn(size, generator=generator)
+    baselines = {
+        "speedup_torch": TORCH,
+        "speedup_pypi": PYPI,
+        "memory_share_pypi": PYPI,
+    }
+    return Case(
+        {"shape": shape, "dtype": "float32", "mode": "forward+backward"},
+        [sampler_work(sampler, logits, cotangent, against=baselines) for sampler in SAMPLERS],
+        QUICK_PACE if setup.quick else CASES[shape],
+        tensor_bytes=logits.nbytes,
     )
-    console.print(f"written: {relative(options.output)}")
-    if options.output == table.RESULTS:
-        for path in table.write_all():
-            console.print(f"written: {relative(path)}")
-    else:
-        console.print("The pages show benchmarks/results.csv, so they stay as they are.")
-    return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = [case.name for case in CASES]
-    parser.add_argument(
-        "--shapes",
-        nargs="+",
-        choices=names,
-        default=names,
-        metavar="ROWSxCATEGORIES",
-        help=f"shapes to measure, of {', '.join(names)} (default: all)",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="two rounds of two calls at the small shapes: a smoke test, not a measurement",
-    )
-    parser.add_argument(
-        "--threads", type=int, default=2, help="threads that torch may use (default: 2)"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the CSV to write (default: benchmarks/results.csv for a full run, from which the "
-        "pages are made; output/benchmarks/results.csv for a partial one)",
-    )
-    parser.add_argument(
-        "--render",
-        action="store_true",
-        help="measure nothing; write docs/benchmarks.md and the README's tables again from what "
-        "is stored",
-    )
-    options = parser.parse_args(arguments)
-    if options.threads < 1:
-        parser.error(f"expected --threads of at least 1, got {options.threads}")
-    if options.quick and options.shapes == names:
-        options.shapes = [case.name for case in CASES if case.shape[0] * case.shape[1] < 10**5]
-    if options.output is None:
-        full = options.shapes == names and not options.quick
-        options.output = table.RESULTS if full else QUICK_OUTPUT / "results.csv"
-    options.output = options.output.resolve()
-    options.command = " ".join(
-        ["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)]
-    )
-    return options
+def rows_of(shape: str, setup: Setup) -> Iterator[Row]:
+    return measured([case_of(shape, setup)], setup)
 
 
-def gate_all(chosen: Sequence[Case], console: Console) -> list[str]:
+def gate(setup: Setup, shapes: Sequence[str]) -> list[str]:
     """Every fault of every sampler at every shape."""
-    faults = []
-    for case in chosen:
-        inputs = cases_module.make_inputs(case.shape)
-        for provider in PROVIDERS:
-            found = cases_module.gate(provider, inputs)
-            faults += [f"{provider.name} at {case.name}: {fault}" for fault in found]
-    if not faults:
-        console.print("gate: every sampler gives right numbers at every shape")
-    return faults
+    return [
+        f"{work.provider} at {shape}: {fault}"
+        for shape in shapes
+        for work in case_of(shape, setup).works
+        for fault in work.gate()
+    ]
 
 
-def measure_all(chosen: Sequence[Case], options: argparse.Namespace, console: Console) -> list[Row]:
-    rows = []
-    about = about_run(options)
-    columns = (
-        TextColumn("{task.description}", justify="right"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    # drawn between rounds, never while a block is timed
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        for case in chosen:
-            task = progress.add_task("", total=case.rounds)
-
-            def show(doing: str, task=task, case=case, **changes: int) -> None:
-                progress.update(task, description=f"{case.name}, {doing}", refresh=True, **changes)
-
-            show("rounds")
-            inputs = cases_module.make_inputs(case.shape)
-            times = time_case(case, inputs, lambda show=show: show("rounds", advance=1))
-            show("memory", total=max(map(len, times.values())))
-            # after the timing, which the profiler would disturb
-            peaks = {p.name: peak_extra_tensors(p, inputs) for p in PROVIDERS}
-            show("rounds")
-            rows += [row | about for row in case_rows(case, times, peaks)]
-    return rows
+def shown(row: Row) -> str:
+    speeds = f"{ratio(row, 'speedup_torch')} torch, {ratio(row, 'speedup_pypi')} PyPI reinmax"
+    return f"{speeds}, {row['peak_extra_tensors']:.1f} tensors"
 
 
-def time_case(case: Case, inputs: Inputs, advance=lambda: None) -> dict[str, list[float]]:
-    """Seconds of one call, for each sampler and round; a slow sampler has fewer rounds."""
-    rng = random.Random(0)
-    first_call = {provider.name: timed(provider, inputs) for provider in PROVIDERS}
-    times: dict[str, list[float]] = {provider.name: [] for provider in PROVIDERS}
-    begin = time.perf_counter()
-    for number in range(case.rounds):
-        if number >= FEWEST_ROUNDS and time.perf_counter() - begin > CASE_SECONDS:
-            break
-        for provider in rng.sample(PROVIDERS, len(PROVIDERS)):
-            slow = first_call[provider.name] > SLOW_SECONDS
-            if slow and number >= SLOW_ROUNDS:
-                continue
-            calls, warmups = (1, 0) if slow else (case.calls, case.warmups)
-            times[provider.name].append(time_block(provider, inputs, calls, warmups))
-        advance()
-    return times
+BENCHMARK = Benchmark(
+    "benchmarks/run.py",
+    __doc__,
+    {shape: partial(rows_of, shape) for shape in CASES},
+    dict.fromkeys(CASES, FILE),
+    shown,
+    devices=("cpu",),
+    threads=2,
+    quick_sections=("3000x10", "400x8"),
+    gate=gate,
+)
 
 
-def time_block(provider: Provider, inputs: Inputs, calls: int, warmups: int) -> float:
-    """Median seconds of a call, over some calls in a row."""
-    gc.disable()
-    try:
-        if warmups:
-            _several(provider, inputs, warmups)
-        seconds = _several(provider, inputs, calls)
-    finally:
-        gc.enable()
-    return statistics.median(seconds)
+# the page
 
 
-def _several(provider: Provider, inputs: Inputs, calls: int) -> list[float]:
-    seconds: list[float] = []
-    while len(seconds) < calls and sum(seconds) < BLOCK_SECONDS:
-        seconds.append(timed(provider, inputs))
-    return seconds
-
-
-def timed(provider: Provider, inputs: Inputs) -> float:
-    begin = time.perf_counter()
-    forward_backward(provider, inputs)
-    return time.perf_counter() - begin
-
-
-def peak_extra_tensors(provider: Provider, inputs: Inputs) -> float:
-    """Most memory alive at once in forward and backward, beyond the inputs.
-
-    In units of one tensor of the logits' size. The sample and the gradient count.
-    """
-    peak = peak_bytes_on_cpu(lambda: forward_backward(provider, inputs))
-    return peak / (inputs.logits.numel() * inputs.logits.element_size())
-
-
-def case_rows(case: Case, times: dict[str, list[float]], peaks: dict[str, float]) -> list[Row]:
-    rows = []
-    for provider in PROVIDERS:
-        seconds = times[provider.name]
-        row: Row = {
-            "provider": provider.name,
-            "mode": "forward+backward",
-            "shape": case.name,
-            "dtype": str(cases_module.DTYPE).removeprefix("torch."),
-            "rounds": len(seconds),
-            **spread("seconds", seconds, digits=4),
-        }
-        for short, baseline in (("torch", TORCH), ("pypi", PYPI)):
-            # a slow sampler ran in the first rounds only: compare those
-            ratios = [b / s for b, s in zip(times[baseline], seconds, strict=False)]
-            row |= spread(f"speedup_{short}", ratios, digits=3)
-        row["peak_extra_tensors"] = round(peaks[provider.name], 2)
-        row["memory_share_pypi"] = round(peaks[provider.name] / peaks[PYPI], 3)
-        rows.append(row)
-    return rows
-
-
-def about_run(options: argparse.Namespace) -> Row:
-    """Where, with what and how this run was made."""
+def blocks(results: Results) -> dict[str, str]:
+    """The generated parts of the page."""
+    rows = results.rows
+    by_shape = partial(
+        crossed, first="sampler", line=lambda row: label(row["provider"]),
+        column=lambda row: row["shape"],
+    )  # fmt: skip
+    others = {name: [row for row in rows if row["provider"] != name] for name in (TORCH, PYPI)}
     return {
-        "threads": options.threads,
-        "cpu": provenance.cpu_name(),
-        "cores": os.cpu_count() or 0,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "reinmax": version("reinmax"),
-        "discretegrad": discretegrad.__version__,
-        "commit": provenance.commit(),
-        "uncommitted_changes": "yes" if provenance.has_changes() else "no",
-        "date": datetime.date.today().isoformat(),
-        "command": options.command,
+        "provenance": provenance(rows),
+        "targets": targets_table(TARGETS, rows),
+        "speed torch": by_shape(others[TORCH], cell=lambda row: ratio(row, "speedup_torch")),
+        "speed pypi": by_shape(others[PYPI], cell=lambda row: ratio(row, "speedup_pypi")),
+        "memory": by_shape(rows, cell=tensors),
+        "losses": "\n".join(f"- {loss}" for loss in losses(rows)) or "Nowhere in this run.",
     }
 
 
-def summary(rows: Sequence[Row]) -> list[Table]:
-    """What was measured, a table for each shape."""
-    shown: dict[str, Table] = {}
-    for row in rows:
-        shape = str(row["shape"])
-        if shape not in shown:
-            shown[shape] = Table(title=f"{shape}, forward plus backward", title_justify="left")
-            shown[shape].add_column("sampler", no_wrap=True)
-            for heading in ("vs torch", "vs PyPI", "memory"):
-                shown[shape].add_column(heading, justify="right", no_wrap=True)
-        shown[shape].add_row(
-            str(row["provider"]).removesuffix("(hard=True)"),
-            ratio(row, "speedup_torch"),
-            ratio(row, "speedup_pypi"),
-            f"{float(row['peak_extra_tensors']):.1f}",
-        )
-    return list(shown.values())
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Where a sampler of ours is slower, or needs more memory, than a baseline."""
+    claims = []
+    for name in (sampler.name for sampler in SAMPLERS if sampler.ours):
+        rivals = {"torch": TORCH} | ({"pypi": PYPI} if name.startswith(REINMAX) else {})
+        for row in (row for row in rows if row["provider"] == name):
+            for short_name, rival in rivals.items():
+                speed = row[f"speedup_{short_name}"]
+                if float(speed) < 1:
+                    claim = f"{label(name)} is slower than {label(rival)}"
+                    claims.append((claim, f"{row['shape']} ({short(speed)}x)"))
+            limit = find(rows, TORCH, row["shape"])
+            if float(row["peak_extra_tensors"]) > float(limit["peak_extra_tensors"]):
+                claim = f"{label(name)} needs more memory than {label(TORCH)}"
+                place = f"{row['shape']} ({tensors(row)} tensors, not {tensors(limit)})"
+                claims.append((claim, place))
+    return grouped(claims)
+
+
+def readme_block(rows: Sequence[Row]) -> str:
+    """The short table of the README."""
+    about = rows[0]
+    lines = []
+    for shape in CASES:
+        row, *baselines = (find(rows, name, shape) for name in (REINMAX, TORCH, PYPI))
+        memory = " / ".join(map(tensors, (row, *baselines)))
+        lines.append([shape, ratio(row, "speedup_torch"), ratio(row, "speedup_pypi"), memory])
+    headings = ["rows x categories", "vs `F.gumbel_softmax(hard=True)`", "vs PyPI `reinmax`"]
+    headings.append("peak memory: ours / torch / PyPI")
+    note = (
+        f"Median and 20th to 80th percentile of the ratio of times, {about['threads']} CPU "
+        f"threads, {about['dtype']}, torch {about['torch']}, {about['date']}. Memory is beyond the "
+        "inputs, in tensors of the logits' size."
+    )
+    return f"{markdown(headings, lines)}\n\n{wrapped(note)}\n"
+
+
+def tensors(row: Row) -> str:
+    return f"{float(row['peak_extra_tensors']):.1f}"
+
+
+def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
+    return next(row for row in rows if matches(row, {"provider": provider, "shape": shape}))
+
+
+def label(provider: str) -> str:
+    if provider == TORCH:
+        return "`F.gumbel_softmax`"
+    return "PyPI `reinmax`" if provider == PYPI else f"`{provider}`"
+
+
+PAGE = Page(DOCS / "benchmarks.md", (FILE.name,), blocks)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    import against
+
+    raise SystemExit(against.main() if against.is_asked_for() else BENCHMARK.main())

@@ -8,82 +8,83 @@
 
 A run-step is one step of one member. Beside every stack, in the same rounds, runs the released
 algorithm in plain PyTorch: one run, modules of torch.nn, ReinMax with stopped gradients as the
-paper prints it, torch.optim.Adam, images that lie on the device, one step after the other. A round
-is an epoch of the stack and a block of steps of the plain loop in an order that is shuffled anew;
-a speedup is formed within each round; reported are medians and 20th and 80th percentiles over
-rounds. All times are on the wall clock, with the device idle at both ends. An epoch of a stack
-contains all that training does: the order of the images, the random numbers, the mean loss. Before
-a stack is timed it must have learned as much as the plain loop: a speedup is never reported on a
-red gate.
-
-The floor of the VAE is the time to move the bytes that a step of one run needs at least, at the
-bandwidth of a plain copy that is measured in the same call. With P parameters, of which W are
-weights of layers after the first one, these are 36 P + 4 W:
-
-  28 P  the update reads parameter, gradient and two moments, and writes all but the gradient
-   4 P  backward writes the gradient
-   4 P  forward reads the parameters
-   4 W  backward reads the weights; the images need no gradient
+paper prints it, torch.optim.Adam, images that lie on the device, one step after the other. All
+times are on the wall clock, with the device idle at both ends. An epoch of a stack contains all
+that training does: the order of the images, the random numbers, the mean loss. Before a stack is
+timed it must have learned as much as the plain loop: a speedup is never reported on a red gate.
 
 The CSV is written after each section and keeps the stored rows of the others; the page
-docs/stack-benchmarks.md follows from it (python benchmarks/stacks_table.py).
+docs/stack-benchmarks.md follows from it (python benchmarks/table.py). No stack is begun later than
+150 seconds (--limit) after the start, the least important ones come last, and --only in a second
+call measures a section again. DATA holds the folder mnist with its four files.
 
-On a machine with a GPU, where DATA holds the folder mnist with its four files (--synthetic in place
-of --data DATA if it does not). No stack is begun later than 150 seconds (--limit) after the start,
-the least important ones come last, and --only in a second call measures a section again:
-
+examples:
   PYTHONPATH=src python benchmarks/stacks.py --data DATA --commit HASH --output FOLDER
-  PYTHONPATH=src python benchmarks/stacks.py --data DATA --commit HASH --output FOLDER --only vae
-
-Without a GPU, in seconds, to see whether it runs:
-
-  PYTHONPATH=src python benchmarks/stacks.py --device cpu --quick --synthetic
+  PYTHONPATH=src python benchmarks/stacks.py --data DATA --only overhead --limit 260
+  PYTHONPATH=src python benchmarks/stacks.py --synthetic --only vae     random pixels cost as much
+  PYTHONPATH=src python benchmarks/stacks.py --device cpu --quick --synthetic     does it run?
 """
 
 import argparse
 import io
 import itertools
 import math
-import random
 import statistics
-import sys
 import tempfile
+import textwrap
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from unittest import mock
 
+import plain
 import torch
-from kernels import (
+from measure import (
+    TIME_OVER,
+    Benchmark,
+    Entry,
+    File,
+    Pace,
     RedGate,
+    Row,
     Setup,
     Unavailable,
-    about_run,
     attempt,
     block_seconds,
-    copy_bandwidth,
-    is_red,
-    plain_reinmax,
+    compared,
+    peak_memory,
+    race,
     release,
-)
-from measure import (
-    QUICK_OUTPUT,
-    STORED,
-    Promise,
-    add_commit_argument,
-    add_sections_argument,
-    merged,
+    rounded,
     spread,
-    write_csv,
+    with_spread,
+)
+from pages import (
+    DOCS,
+    NOT_MEASURED,
+    Page,
+    Results,
+    Target,
+    bullets,
+    interval,
+    is_ok,
+    plural,
+    provenance,
+    ratio,
+    seconds,
+    short,
+    size,
+    table,
+    targets_table,
+    tera,
+    three_digits,
 )
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import Tensor
 
 from discretegrad_lab import recipes
 from discretegrad_lab.config import Polynomial, Run, Vae
@@ -94,72 +95,47 @@ from discretegrad_lab.store import Store
 from discretegrad_lab.tasks import vae
 from discretegrad_lab.trainer import Stack
 
-RESULTS = "stacks.csv"
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"
-SLOW_SECONDS = 1.0  # a stack whose epoch takes longer ...
-SLOW_ROUNDS = 3  # ... is timed in this many rounds
 # how far a stack may be from the plain loop: in its loss, and in how far that has fallen
 TOLERANCE = {"vae": 0.15, "polynomial": 0.3}
-LIMIT_SECONDS = 150.0
-TIME_OVER = "not measured: the time was over"
-_EXAMPLES = """examples:
-  python benchmarks/stacks.py --data DATA                everything on a GPU
-  python benchmarks/stacks.py --synthetic --only vae     random pixels cost as much as digits
-  python benchmarks/stacks.py --device cpu --quick --synthetic
-                                                         does it run? seconds, without a GPU
-"""
-
-Row = dict[str, Any]
+# the five methods that the paper trains it with
+FIVE_TAUS = {"reinmax": 1.3, "st": 1.4, "stgs": 0.5, "gst-1.0": 0.5, "gr-mck": 0.5}
 
 
 # what is trained
 
 
 class Plan(NamedTuple):
-    """How large everything is."""
+    """How large everything is; a rehearsal has other numbers."""
 
-    rounds: int
-    steps: int
+    pace: Pace = Pace(rounds=5, seconds=0.0, calls=1, slow_seconds=1.0, slow_rounds=3)
+    steps: int = 50
     """Of the plain loop in a round."""
-    vae: tuple[int, ...]
+    vae: tuple[int, ...] = (160, 1, 320, 40, 10, 80)
     """Members of stacks, the important ones first, should the time run out."""
-    polynomial: tuple[int, ...]
-    images: tuple[int, int]
+    polynomial: tuple[int, ...] = (256, 64, 1024)
+    images: tuple[int, int] = (60_000, 10_000)
     """For training and for the test."""
-    draws: int
+    draws: int = 1000
     """Of GR-MCK."""
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = {}
     """Of the polynomial runs."""
-    whole: Mapping[str, tuple[int, int]]
-    """Members and epochs of the whole runs of one estimator."""
-    figure: Mapping[str, Sequence[Any]]
+    whole: Mapping[str, tuple[int, int]] = {"vae": (10, 160), "polynomial": (64, 40)}
+    """Members and epochs of the whole runs of one estimator: as many epochs as in the paper."""
+    figure: Mapping[str, Sequence[Any]] = {}
     """Which of the runs of Figure 1; all of them if it does not say."""
-    repeats_seconds: float
+    repeats_seconds: float = 20.0
     """Whole runs are repeated until they have taken so long, since disks are noisy ..."""
-    repeats: int
+    repeats: int = 6
     """... but not more often than this."""
-    bare: int
+    bare: int = 8
     """Epochs without anything else, before a whole run and after it."""
 
 
-FULL = Plan(
-    rounds=5,
-    steps=50,
-    vae=(160, 1, 320, 40, 10, 80),
-    polynomial=(256, 64, 1024),
-    images=(60_000, 10_000),
-    draws=1000,
-    fields={},
-    # as many epochs as in the paper
-    whole={"vae": (10, 160), "polynomial": (64, 40)},
-    figure={},
-    repeats_seconds=20.0,
-    repeats=6,
-    bare=8,
-)
+FULL = Plan()
 QUICK = Plan(
-    rounds=2,
+    pace=Pace(rounds=2, seconds=0.0, calls=1),
     steps=1,
     vae=(2, 1),
     polynomial=(3, 2),
@@ -172,8 +148,14 @@ QUICK = Plan(
     repeats=2,
     bare=2,
 )
-# the five methods that the paper trains it with
-FIVE_TAUS = {"reinmax": 1.3, "st": 1.4, "stgs": 0.5, "gst-1.0": 0.5, "gr-mck": 0.5}
+
+
+class Data(NamedTuple):
+    """What the sections get besides the setup."""
+
+    plan: Plan
+    images: Images | None = None
+    """None if no section needs them."""
 
 
 def vae_runs(members: int, plan: Plan, taus: Mapping[str, float] | None = None) -> list[Vae]:
@@ -206,12 +188,12 @@ def figure_runs(plan: Plan) -> list[Run]:
 
 def whole_cases(plan: Plan) -> dict[str, list[Run]]:
     """What is trained from its beginning to its end, by name."""
-    found: dict[str, list[Run]] = {}
+    cases: dict[str, list[Run]] = {}
     for task, make in (("vae", vae_runs), ("polynomial", polynomial_runs)):
         members, epochs = plan.whole[task]
         runs = [replace(run, epochs=epochs) for run in make(members, plan)]
-        found[named(runs[0])] = runs
-    return found | {FIGURE: figure_runs(plan)}
+        cases[named(runs[0])] = runs
+    return cases | {FIGURE: figure_runs(plan)}
 
 
 def named(run: Run) -> str:
@@ -222,42 +204,7 @@ def named(run: Run) -> str:
     return f"polynomial {run.latents}x{run.batch}, p = {run.power:g}"
 
 
-@dataclass(frozen=True)
-class Target(Promise):
-    """A promise about one number of the results."""
-
-    section: str
-    case: str
-    members: int
-    column: str
-    limit: float
-    says: str
-    """The promise in words, with the limit in place of {}."""
-    unit: float = 1.0
-
-
-def _targets() -> Iterator[Target]:
-    cases = {"vae": named(vae_runs(1, FULL)[0]), "polynomial": named(polynomial_runs(1, FULL)[0])}
-    at = partial(Target, "vae", cases["vae"], 160)
-    yield at("seconds", 17.0, "at most {} µs per run-step", 1e-6)
-    at = partial(Target, "polynomial", cases["polynomial"], 256)
-    yield at("speedup", 50.0, "at least {} times the run-steps per second of a plain loop")
-    for case, runs in whole_cases(FULL).items():
-        at = partial(Target, "overhead", case, len(runs))
-        yield at("overhead", 3.0, "metrics, checkpoints and progress at most {} % of a run", 0.01)
-
-
-TARGETS = tuple(_targets())
-
-
-# the released algorithm in plain PyTorch
-
-
-class PlainLoop(Protocol):
-    """One run."""
-
-    def step(self) -> None:
-        """A step, with its update."""
+# the released algorithm in plain PyTorch: one run
 
 
 class PlainVae:
@@ -265,8 +212,7 @@ class PlainVae:
 
     def __init__(self, run: Vae, images: Tensor, device: torch.device) -> None:
         torch.manual_seed(run.seed)
-        self.encoder = perceptron(widths(run)).to(device)
-        self.decoder = perceptron(widths(run)[::-1]).to(device)
+        self.encoder, self.decoder = (x.to(device) for x in plain.coders(widths(run)))
         parameters = [*self.encoder.parameters(), *self.decoder.parameters()]
         self.optimiser = torch.optim.Adam(parameters, lr=run.learning_rate)
         self.run, self.images = run, images.to(device)
@@ -287,13 +233,8 @@ class PlainVae:
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean negative ELBO, with one sample for each image."""
-        latents, categories = self.run.latents, self.run.categories
-        logits = self.encoder(x).unflatten(-1, (latents, categories))
-        out = self.decoder(plain_reinmax(logits, self.run.tau).flatten(-2))
-        reconstruction = binary_cross_entropy_with_logits(out, x, reduction="sum")
-        q = logits.softmax(-1)
-        divergence = (q * torch.log(q + 1e-10)).sum()
-        return (reconstruction + divergence) / len(x) + latents * math.log(categories)
+        sample = partial(plain.reinmax, tau=self.run.tau)
+        return plain.negative_elbo(self.encoder, self.decoder, x, sample, self.run.categories)
 
 
 class PlainPolynomial:
@@ -307,7 +248,7 @@ class PlainPolynomial:
 
     def step(self) -> None:
         """A step, with its update."""
-        z = plain_reinmax(self.theta.expand(self.run.batch, -1, -1), self.run.tau)
+        z = plain.reinmax(self.theta.expand(self.run.batch, -1, -1), self.run.tau)
         loss = distance(self.run, z[..., 0]).mean()
         self.optimiser.zero_grad()
         loss.backward()
@@ -324,11 +265,6 @@ class PlainPolynomial:
 def widths(run: Vae) -> tuple[int, ...]:
     """Of the encoder's layers; the decoder has them in reverse."""
     return (vae.PIXELS, *vae.HIDDEN, run.latents * run.categories)
-
-
-def perceptron(sizes: Sequence[int]) -> nn.Sequential:
-    layers = [x for i, o in itertools.pairwise(sizes) for x in (nn.Linear(i, o), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
 
 
 def distance(run: Polynomial, x: Tensor) -> Tensor:
@@ -359,134 +295,6 @@ def traffic(run: Vae) -> Traffic:
     return Traffic(parameters, 36 * parameters + 4 * weights, 4 * run.batch * activations)
 
 
-# the measurement
-
-
-class Context(NamedTuple):
-    """What all sections need."""
-
-    setup: Setup
-    plan: Plan
-    bandwidth: float
-    deadline: float
-    """By the clock of ``time.perf_counter``."""
-    images: Images | None
-    """None if no section needs them."""
-    folder: Path
-    """For runs that are stored on the way."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where everything runs."""
-        return self.setup.device
-
-    def check_time(self) -> None:
-        """Begin nothing new after the deadline."""
-        if time.perf_counter() > self.deadline:
-            raise Unavailable(TIME_OVER)
-
-
-COLUMNS = (
-    "section",
-    "case",
-    "provider",
-    "members",
-    "status",
-    "rounds",
-    "steps_per_epoch",
-    *(f"{name}{suffix}" for name in ("seconds", "speedup") for suffix in ("", "_p20", "_p80")),
-    "start_seconds",
-    "peak_bytes",
-    "parameters",
-    "floor_bytes",
-    "activation_bytes",
-    "times_floor",
-    "epochs",
-    *(f"overhead{suffix}" for suffix in ("", "_p20", "_p80")),
-    "bare_epoch_seconds",
-    "run_seconds",
-    "epochs_seconds",
-    "checkpoint_seconds",
-    "end_seconds",
-)
-
-
-def empty_row(section: str, case: str, provider: str, members: int, status: str) -> Row:
-    """What was not measured stays empty."""
-    found = (section, case, provider, members, status)
-    return dict.fromkeys(COLUMNS, "") | dict(zip(COLUMNS, found, strict=False))
-
-
-class Rival(NamedTuple):
-    """A plain loop that is warm, and what a stack must do as well as it."""
-
-    loop: PlainLoop
-    gate: Callable[[Stack, Mapping[str, Sequence[float]]], list[str]]
-    """What is wrong after the first epoch of a stack, given its metrics; empty if nothing is."""
-    peak_bytes: int | str
-
-
-class Timed(NamedTuple):
-    """What a race found."""
-
-    stack: list[float]
-    """Seconds of a run-step, one number for each round."""
-    plain: list[float]
-    """Likewise of the plain loop."""
-    start_seconds: float
-    """Until the stack trains: building, compiling, capturing."""
-    peak_bytes: int | str
-    steps_per_epoch: int
-
-
-def race(runs: Sequence[Run], rival: Rival, context: Context) -> Timed:
-    """Time a stack and the plain loop by turns."""
-    context.check_time()
-    setup, plan = context.setup, context.plan
-    with peak_memory(setup) as peak:
-        begin = time.perf_counter()
-        stack = Stack(runs, context.device)
-        metrics = stack.advance()
-        first = time.perf_counter() - begin
-    if faults := rival.gate(stack, metrics):
-        raise RedGate("; ".join(faults))
-    rng = random.Random(0)
-    epochs: list[float] = []
-    steps: list[float] = []
-    rounds = plan.rounds
-    while len(epochs) < rounds:
-        for turn in rng.sample((STACK, PLAIN), 2):
-            if turn == STACK:
-                epochs.append(block_seconds(stack.advance, 1, setup, False))
-            else:
-                rival.loop.step()  # after the stack the caches and the allocator are not its own
-                steps.append(block_seconds(rival.loop.step, plan.steps, setup, False))
-        if epochs[0] > SLOW_SECONDS:
-            rounds = min(rounds, SLOW_ROUNDS)
-    work = len(runs) * stack.steps_per_epoch
-    return Timed(
-        [seconds / work for seconds in epochs],
-        steps,
-        max(first - statistics.median(epochs), 0.0),
-        peak[0],
-        stack.steps_per_epoch,
-    )
-
-
-@contextmanager
-def peak_memory(setup: Setup) -> Iterator[list[int | str]]:
-    """Most memory of the GPU that is in use at once, beyond what was; unknown on a CPU."""
-    found: list[int | str] = [""]
-    if not setup.on_gpu:
-        yield found
-        return
-    release()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    yield found
-    found[0] = torch.cuda.max_memory_allocated() - before
-
-
 @contextmanager
 def rounded_factors() -> Iterator[None]:
     """The plain loop multiplies matrices as the stacks do: with TF32 on GPUs that can."""
@@ -502,93 +310,125 @@ Stacks = Sequence[tuple[str, Sequence[Run]]]
 """Providers with their runs."""
 
 
-def contest(section: str, case: str, stacks: Stacks, rival: Rival, context: Context) -> list[Row]:
+# stacks against the plain loop
+
+
+class Rival(NamedTuple):
+    """A plain loop that is warm, and what a stack must do as well as it."""
+
+    step: Callable[[], object]
+    gate: Callable[[Stack, Mapping[str, Sequence[float]]], list[str]]
+    """What is wrong after the first epoch of a stack, given its metrics; empty if nothing is."""
+    peak_bytes: int | str
+
+
+def contest(about: Row, stacks: Stacks, rival: Rival, setup: Setup) -> Iterator[Row]:
     """A row for each stack, and one for the plain loop with what it took in all rounds."""
-    rows, plain = [], []
+    all_plain: list[float] = []
     for provider, runs in stacks:
-        timed, status = attempt(partial(race, runs, rival, context))
+        row = about | {"provider": provider, "members": len(runs)}
+        numbers, row["status"] = attempt(partial(timed_stack, runs, rival, setup, all_plain))
         release()
-        row = empty_row(section, case, provider, len(runs), status)
-        if timed is not None:
-            plain += timed.plain
-            ratios = [p / s for p, s in zip(timed.plain, timed.stack, strict=True)]
-            row |= {
-                "rounds": len(timed.stack),
-                "steps_per_epoch": timed.steps_per_epoch,
-                **spread("seconds", timed.stack, digits=4),
-                **spread("speedup", ratios, digits=4),
-                "start_seconds": round(timed.start_seconds, 2),
-                "peak_bytes": timed.peak_bytes,
-            }
-        print(shown(row), flush=True)
-        rows.append(row)
-    row = empty_row(section, case, PLAIN, 1, "ok" if plain else "not measured")
-    if plain:
-        row |= {"rounds": len(plain), **spread("seconds", plain, digits=4)}
-    row["peak_bytes"] = rival.peak_bytes
-    print(shown(row), flush=True)
-    return sorted([row, *rows], key=lambda row: (row["provider"], row["members"]))
+        yield row | (numbers or {})
+    row = about | {"provider": PLAIN, "members": 1, "peak_bytes": rival.peak_bytes}
+    if not all_plain:
+        yield row | {"status": "not measured"}
+        return
+    yield row | {"status": "ok", "rounds": len(all_plain), **spread("seconds", all_plain)}
 
 
-def vae_rows(context: Context) -> list[Row]:
-    plan, images = context.plan, context.images
+def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list[float]) -> Row:
+    """Time a stack and the plain loop by turns; the times of the loop are added to a list."""
+    setup.check_time()
+    plan = setup.data.plan
+    with peak_memory(setup) as peak:
+        begin = time.perf_counter()
+        stack = Stack(runs, setup.device)
+        metrics = stack.advance()
+        first = time.perf_counter() - begin
+    if faults := rival.gate(stack, metrics):
+        raise RedGate("; ".join(faults))
+    run_steps = len(runs) * stack.steps_per_epoch
+    entries = [
+        Entry(STACK, stack.advance, units=run_steps),
+        # after the stack the caches and the allocator are not its own
+        Entry(PLAIN, rival.step, plan.steps, warmups=1),
+    ]
+    times = race(entries, plan.pace, setup)
+    all_plain += times[PLAIN]
+    epoch = statistics.median(times[STACK]) * run_steps
+    return {
+        "rounds": len(times[STACK]),
+        "steps_per_epoch": stack.steps_per_epoch,
+        **spread("seconds", times[STACK]),
+        **spread("speedup", compared("speedup", times[STACK], times[PLAIN])),
+        # building, compiling and capturing, until the stack trains
+        "start_seconds": round(max(first - epoch, 0.0), 2),
+        "peak_bytes": peak[0],
+    }
+
+
+def vae_rows(setup: Setup) -> Iterator[Row]:
+    plan, images = setup.data
     assert images is not None
     (run,) = vae_runs(1, plan)
     stacks = [(STACK, vae_runs(members, plan)) for members in plan.vae]
     stacks.insert(1, (FIVE, vae_runs(max(plan.vae[0], len(FIVE_TAUS)), plan, FIVE_TAUS)))
-    with rounded_factors():
-        with peak_memory(context.setup) as peak:
-            loop = PlainVae(run, images.train, context.device)
+    needed = traffic(run)
+    about = {"section": "vae", "case": named(run), **needed._asdict()}
+    # stacks read the images again for each, the plain loop multiplies with TF32 as they do
+    with mock.patch.object(vae, "load_mnist", return_value=images), rounded_factors():
+        with peak_memory(setup) as peak:
+            loop = PlainVae(run, images.train, setup.device)
             steps = len(images.train) // run.batch
             for _ in range(steps):
                 loop.step()
             learned = loop.total.item() / steps
-        rival = Rival(loop, partial(vae_faults, learned), peak[0])
-        rows = contest("vae", named(run), stacks, rival, context)
-    needed = traffic(run)
-    for row in rows:
-        row |= needed._asdict()
-        if row["status"] == "ok":
-            floor = needed.floor_bytes / context.bandwidth
-            row["times_floor"] = float(f"{row['seconds'] / floor:.3g}")
-    return rows
+        rival = Rival(loop.step, partial(vae_faults, learned), peak[0])
+        for row in contest(about, stacks, rival, setup):
+            if row["status"] == "ok":
+                floor = needed.floor_bytes / setup.bandwidth
+                row["times_floor"] = rounded(row["seconds"] / floor, 3)
+            yield row
 
 
-def vae_faults(plain: float, stack: Stack, metrics: Mapping[str, Sequence[float]]) -> list[str]:
+def vae_faults(
+    plain_loss: float, stack: Stack, metrics: Mapping[str, Sequence[float]]
+) -> list[str]:
     """What is wrong with the mean losses of a first epoch, if that of the plain loop is right."""
     losses = metrics["train"]
     if not all(map(math.isfinite, losses)):
         return ["a loss is not finite"]
     same = [x for x, run in zip(losses, stack.runs, strict=True) if run.estimator == "reinmax"]
-    return too_far("its loss", statistics.median(same), plain, TOLERANCE["vae"])
+    return too_far("its loss", statistics.median(same), plain_loss, TOLERANCE["vae"])
 
 
-def polynomial_rows(context: Context) -> list[Row]:
-    plan = context.plan
+def polynomial_rows(setup: Setup) -> Iterator[Row]:
+    plan = setup.data.plan
     (run,) = polynomial_runs(1, plan)
     stacks = [(STACK, polynomial_runs(members, plan)) for members in plan.polynomial]
-    with peak_memory(context.setup) as peak:
-        loop = PlainPolynomial(run, context.device)
+    with peak_memory(setup) as peak:
+        loop = PlainPolynomial(run, setup.device)
         before = loop.expected()
         for _ in range(run.steps_per_epoch):
             loop.step()
-        fallen = before - loop.expected()
-    rival = Rival(loop, partial(polynomial_faults, before, fallen), peak[0])
-    return contest("polynomial", named(run), stacks, rival, context)
+        fall = before - loop.expected()
+    rival = Rival(loop.step, partial(polynomial_faults, before, fall), peak[0])
+    return contest({"section": "polynomial", "case": named(run)}, stacks, rival, setup)
 
 
 def polynomial_faults(
-    before: float, fallen: float, stack: Stack, metrics: Mapping[str, Sequence[float]]
+    before: float, plain_fall: float, stack: Stack, metrics: Mapping[str, Sequence[float]]
 ) -> list[str]:
     """What is wrong with how far the expected losses have fallen, on average."""
-    found = before - statistics.fmean(metrics["expected_loss"])
-    return too_far("the fall of its loss", found, fallen, TOLERANCE["polynomial"])
+    fall = before - statistics.fmean(metrics["expected_loss"])
+    return too_far("the fall of its loss", fall, plain_fall, TOLERANCE["polynomial"])
 
 
-def too_far(what: str, found: float, plain: float, tolerance: float) -> list[str]:
-    if abs(found - plain) <= tolerance * abs(plain):
+def too_far(what: str, value: float, of_plain: float, tolerance: float) -> list[str]:
+    if abs(value - of_plain) <= tolerance * abs(of_plain):
         return []
-    return [f"{what} is {found:.4g}, that of the plain loop {plain:.4g}"]
+    return [f"{what} is {value:.4g}, that of the plain loop {of_plain:.4g}"]
 
 
 # whole runs
@@ -619,46 +459,44 @@ class Timeline(Listener):
         self.trained = time.perf_counter()
 
 
-def overhead_rows(context: Context) -> list[Row]:
-    rows = []
-    for case, runs in whole_cases(context.plan).items():
-        row = empty_row("overhead", case, STACK, len(runs), "")
-        found, row["status"] = attempt(partial(whole_run, runs, context))
-        release()
-        row |= found or {}
-        print(shown(row), flush=True)
-        rows.append(row)
-    return rows
+def overhead_rows(setup: Setup) -> Iterator[Row]:
+    # read once, not by every stack
+    with mock.patch.object(vae, "load_mnist", return_value=setup.data.images):
+        for case, runs in whole_cases(setup.data.plan).items():
+            row = {"section": "overhead", "case": case, "provider": STACK, "members": len(runs)}
+            numbers, row["status"] = attempt(partial(whole_run, runs, setup))
+            release()
+            yield row | (numbers or {})
 
 
-def whole_run(runs: Sequence[Run], context: Context) -> Row:
+def whole_run(runs: Sequence[Run], setup: Setup) -> Row:
     """Train and store runs from their beginning to their end, against epochs of a bare stack."""
-    context.check_time()
+    setup.check_time()
+    plan = setup.data.plan
     # so many that none of those measured is one with a test
-    bare_stack = Stack([replace(run, epochs=10**6) for run in runs], context.device)
+    bare_stack = Stack([replace(run, epochs=10**6) for run in runs], setup.device)
     bare_stack.advance()
-    bare = bare_epochs(bare_stack, context)
-    begin, timelines = time.perf_counter(), [stored_run(runs, context)]
-    while (
-        len(timelines) < context.plan.repeats
-        and time.perf_counter() - begin < context.plan.repeats_seconds
-    ):
-        timelines.append(stored_run(runs, context))
-    bare += bare_epochs(bare_stack, context)
+    bare = bare_epochs(bare_stack, setup)
+    begin, timelines = time.perf_counter(), [stored_run(runs, setup)]
+    while len(timelines) < plan.repeats and time.perf_counter() - begin < plan.repeats_seconds:
+        timelines.append(stored_run(runs, setup))
+    bare += bare_epochs(bare_stack, setup)
     return shares(timelines, bare) | {"steps_per_epoch": bare_stack.steps_per_epoch}
 
 
-def stored_run(runs: Sequence[Run], context: Context) -> Timeline:
+def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
     timeline = Timeline()
-    with tempfile.TemporaryDirectory(dir=context.folder) as folder:
+    setup.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
         # a terminal that nobody looks at
         console = Console(file=io.StringIO(), force_terminal=True, width=100)
+        left = setup.deadline - time.perf_counter()
         with Board(console) as board:
             outcome = execute(
                 runs,
                 Store(Path(folder)),
-                device=context.device,
-                budget=max(context.deadline - time.perf_counter(), 1.0),
+                device=setup.device,
+                budget=max(left, 1.0) if math.isfinite(left) else None,
                 listener=Together(board, timeline),
             )
             timeline.end = time.perf_counter()
@@ -669,9 +507,9 @@ def stored_run(runs: Sequence[Run], context: Context) -> Timeline:
     return timeline
 
 
-def bare_epochs(stack: Stack, context: Context) -> list[float]:
+def bare_epochs(stack: Stack, setup: Setup) -> list[float]:
     stack.epoch = 1
-    return [block_seconds(stack.advance, 1, context.setup, False) for _ in range(context.plan.bare)]
+    return [block_seconds(stack.advance, 1, setup) for _ in range(setup.data.plan.bare)]
 
 
 def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
@@ -702,159 +540,302 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     }
 
 
-def rounded(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
+# the benchmark
 
-
+FILE = File(
+    "stacks.csv",
+    (
+        *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
+        *(
+            *with_spread("seconds", "speedup"),
+            "start_seconds",
+            "peak_bytes",
+            *Traffic._fields,
+        ),
+        *("times_floor", "epochs", *with_spread("overhead"), "bare_epoch_seconds"),
+        *("run_seconds", "epochs_seconds", "checkpoint_seconds", "end_seconds"),
+        *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
+        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "images"),
+    ),
+)
 # in this order they run, so that those with few rows come first
-SECTIONS: dict[str, Callable[[Context], list[Row]]] = {
+SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "polynomial": polynomial_rows,
     "overhead": overhead_rows,
     "vae": vae_rows,
 }
-WITH_IMAGES = ("overhead", "vae")
-
-
-# the results
 
 
 def shown(row: Row) -> str:
-    """A line of the log."""
-    where = f"  {row['case']}: {row['provider']}, {row['members']} members"
-    if row["status"] != "ok":
-        return f"{where}: {row['status']}"
+    members = plural(row["members"], "member")
     if row["section"] == "overhead":
-        return f"{where}: {100 * row['overhead']:.2f} % of {row['run_seconds']} s"
-    speedup = f", {row['speedup']} x plain" if row["speedup"] != "" else ""
-    memory = f", {row['peak_bytes'] / 2**20:.0f} MiB" if row["peak_bytes"] != "" else ""
-    start = f", started in {row['start_seconds']} s" if row["start_seconds"] != "" else ""
-    return f"{where}: {row['seconds'] * 1e6:.2f} us a run-step{speedup}{memory}{start}"
+        return f"{members}, {100 * row['overhead']:.2f} % of {row['run_seconds']} s"
+    numbers = [members, f"{seconds(row)} a run-step"]
+    if "speedup" in row:
+        numbers += [f"{row['speedup']} x plain", f"started in {row['start_seconds']} s"]
+    return ", ".join([*numbers, *([size(row["peak_bytes"])] if row["peak_bytes"] else [])])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    begin = time.perf_counter()
-    setup = Setup(torch.device(options.device), options.quick)
-    bandwidth = copy_bandwidth(setup)
-    release()
-    print(f"copy bandwidth: {bandwidth / 1e12:.3f} TB/s", flush=True)
-    about = about_run(options, setup, bandwidth) | {"images": options.images_are}
-    del about["reinmax"]  # of no matter here
-    plan = QUICK if options.quick else FULL
-    options.output.mkdir(parents=True, exist_ok=True)
-    context = Context(setup, plan, bandwidth, begin + options.limit, options.images, options.output)
-    done: dict[str, list[Row]] = {}
-    broken = []
-    # read once, not by every stack
-    with mock.patch.object(vae, "load_mnist", return_value=options.images):
-        for section in options.only:
-            print(f"{section} ({time.perf_counter() - begin:.0f} s)", flush=True)
-            try:
-                done[section] = SECTIONS[section](context)
-            except Exception:
-                traceback.print_exc()
-                broken.append(section)
-                continue
-            write_section(options.output, section, [row | about for row in done[section]])
-    about["copy_bandwidth_end"] = copy_bandwidth(setup)
-    for section, rows in done.items():
-        write_section(options.output, section, [row | about for row in rows])
-    red = [row for rows in done.values() for row in rows if is_red(row)]
-    for row in red:
-        print(f"{row['section']}, {row['provider']}, {row['members']} members: {row['status']}")
-    for section in broken:
-        print(f"{section} broke off")
-    print(f"written: {RESULTS}, {time.perf_counter() - begin:.0f} s", flush=True)
-    return 1 if red or broken else 0
-
-
-def write_section(folder: Path, section: str, rows: Sequence[Row]) -> None:
-    path = folder / RESULTS
-    write_csv(path, merged(path, list(SECTIONS), section, rows))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_sections_argument(parser, SECTIONS)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     pixels = parser.add_mutually_exclusive_group()
-    pixels.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="the data directory with the folder mnist (default: where the lab looks for it)",
-    )
-    pixels.add_argument(
-        "--synthetic", action="store_true", help="random pixels in place of MNIST, at the same cost"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cuda", "cpu"),
-        default="cuda",
-        help="a CPU is for rehearsals: no graphs (default: cuda)",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="miniature sizes and two rounds: a smoke test, not a measurement",
-    )
-    parser.add_argument(
-        "--limit",
-        type=float,
-        default=LIMIT_SECONDS,
-        metavar="SECONDS",
-        help=f"begin no stack later than that (default: {LIMIT_SECONDS:g})",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help=f"folder of {RESULTS} (default: benchmarks for a measurement, output/benchmarks for "
-        "a rehearsal)",
-    )
-    add_commit_argument(parser)
-    options = parser.parse_args(arguments)
-    if options.output is None:
-        options.output = QUICK_OUTPUT if options.quick else STORED
-    options.output = options.output.resolve()
-    if options.quick and options.output == STORED:
-        parser.error("a rehearsal (--quick) is not written to benchmarks")
-    if options.device == "cpu" and not options.quick:
-        parser.error("a CPU would take hours; it only rehearses, with --quick")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("expected a CUDA device, torch finds none; --device cpu only rehearses")
-    options.only = [section for section in SECTIONS if section in options.only]
-    needs_images = any(section in options.only for section in WITH_IMAGES)
+    text = "the data directory with the folder mnist (default: where the lab looks for it)"
+    pixels.add_argument("--data", type=Path, metavar="DIR", help=text)
+    text = "random pixels in place of MNIST, at the same cost"
+    pixels.add_argument("--synthetic", action="store_true", help=text)
+
+
+def read_arguments(options: argparse.Namespace) -> tuple[Data, list[str], Row]:
+    """As many images as are needed."""
+    plan = QUICK if options.quick else FULL
+    if options.only == ["polynomial"]:
+        return Data(plan), [], {"images": ""}
+    if options.synthetic:
+        generator = torch.Generator().manual_seed(0)
+        random = partial(torch.randint, 256, dtype=torch.uint8, generator=generator)
+        images = [random((count, vae.PIXELS)) for count in plan.images]
+        return Data(plan, Images(*images)), ["--synthetic"], {"images": "random"}
     try:
-        plan = QUICK if options.quick else FULL
-        options.images = pictures(options, plan) if needs_images else None
+        images = [x[:n] for x, n in zip(load_mnist(options.data), plan.images, strict=True)]
     except DataError as error:
-        parser.error(f"{error}; or measure with --synthetic")
-    options.images_are = ("random" if options.synthetic else "mnist") if needs_images else ""
-    # from the options, so that no path of this machine is recorded
-    flags = ["--synthetic" if options.synthetic else "--data DIR"] if needs_images else []
-    flags += ["--device cpu"] if options.device == "cpu" else []
-    flags += ["--quick"] if options.quick else []
-    flags += [f"--only {' '.join(options.only)}"] if len(options.only) < len(SECTIONS) else []
-    options.command = " ".join(["python benchmarks/stacks.py", *flags])
-    return options
+        raise ValueError(f"{error}; or measure with --synthetic") from error
+    return Data(plan, Images(*images)), ["--data DIR"], {"images": "mnist"}
 
 
-def pictures(options: argparse.Namespace, plan: Plan) -> Images:
-    """As many as are needed."""
-    if not options.synthetic:
-        return Images(*(x[:n] for x, n in zip(load_mnist(options.data), plan.images, strict=True)))
-    generator = torch.Generator().manual_seed(0)
-    return Images(
-        *(
-            torch.randint(256, (n, vae.PIXELS), dtype=torch.uint8, generator=generator)
-            for n in plan.images
-        )
+BENCHMARK = Benchmark(
+    "benchmarks/stacks.py",
+    __doc__,
+    SECTIONS,
+    dict.fromkeys(SECTIONS, FILE),
+    shown,
+    limit_seconds=150.0,
+    add_arguments=add_arguments,
+    read_arguments=read_arguments,
+)
+
+
+def _targets() -> Iterator[Target]:
+    def at(section: str, case: str, members: int, column: str, *rest: Any) -> Target:
+        where = {"section": section, "case": case, "members": str(members), "provider": STACK}
+        shown = partial(interval, quantity=column, unit=rest[2] if rest[2:] else 1.0)
+        return Target(where, f"{case}, {members} members", column, *rest, shown=shown)
+
+    yield at(
+        "vae", named(vae_runs(1, FULL)[0]), 160, "seconds", 17.0, "at most {} µs per run-step", 1e-6
     )
+    says = "at least {} times the run-steps per second of a plain loop"
+    yield at("polynomial", named(polynomial_runs(1, FULL)[0]), 256, "speedup", 50.0, says)
+    says = "metrics, checkpoints and progress at most {} % of a run"
+    for case, runs in whole_cases(FULL).items():
+        yield at("overhead", case, len(runs), "overhead", 3.0, says, 0.01)
+
+
+TARGETS = tuple(_targets())
+
+
+# the page
+
+_SHARED = 1.1  # several estimators that take less than this many times as long cost nothing
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """The generated parts of the page."""
+    vae_results = results.of(section="vae")
+    return {
+        "provenance": provenance(results.rows),
+        "targets": targets_table(TARGETS, results.rows),
+        "losses": bullets(losses(results)) or ("Nowhere." if results.rows else NOT_MEASURED),
+        "vae": race_table(vae_results),
+        "floor": floor_text(vae_results),
+        "polynomial": race_table(results.of(section="polynomial")),
+        "overhead": overhead_table(results.of(section="overhead")),
+    }
+
+
+def plain_row(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row["provider"] == PLAIN and is_ok(row)), None)
+
+
+def losses(results: Results) -> list[str]:
+    """Where a stack is slower or larger than plain runs, or costs more than it should."""
+    sentences = []
+    for section in ("vae", "polynomial"):
+        rows = results.of(section=section, status="ok")
+        loop = plain_row(rows)
+        for row in rows if loop else ():
+            if row is loop:
+                continue
+            who = f"{row['case']}: a {row['provider']} with {plural(row['members'], 'member')}"
+            if float(row["speedup"]) < 1:
+                sentences.append(f"{who} is slower than the plain loop ({short(row['speedup'])}x).")
+            if row["peak_bytes"] and loop["peak_bytes"]:
+                more = float(row["peak_bytes"]) / int(row["members"]) / float(loop["peak_bytes"])
+                if more > 1:
+                    memory = f"takes {short(more)} times the memory of as many plain runs."
+                    sentences.append(f"{who} {memory}")
+        sentences += mixtures(rows)
+    limit = next(target for target in TARGETS if target.column == "overhead")
+    for row in results.of(section="overhead", status="ok"):
+        if not limit.is_met(float(row["overhead"])):
+            sentences.append(
+                f"{row['case']}: {short(100 * float(row['overhead']))} % of the "
+                f"{three_digits(float(row['run_seconds']))} s of a whole run of "
+                f"{plural(row['members'], 'member')} is not training."
+            )
+    return sentences
+
+
+def mixtures(rows: Sequence[Row]) -> list[str]:
+    """Where several estimators take longer than one."""
+    alone = {row["members"]: float(row["seconds"]) for row in rows if row["provider"] == STACK}
+    five = [row for row in rows if row["provider"] == FIVE and row["members"] in alone]
+    return [
+        f"{row['case']}: {row['members']} members with five estimators take {short(more)} times as "
+        "long as with ReinMax alone."
+        for row in five
+        if (more := float(row["seconds"]) / alone[row["members"]]) > _SHARED
+    ]
+
+
+def race_table(rows: Sequence[Row]) -> str:
+    loop = plain_row(rows)
+
+    def of_stacks(cell: Callable[[Row], str]) -> Callable[[Row], str]:
+        return lambda row: "" if row["provider"] == PLAIN else cell(row)
+
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: row["provider"],
+        "members": lambda row: row["members"],
+        "a run-step": seconds,
+        "run-steps per second": lambda row: f"{1 / float(row['seconds']):,.0f}",
+        "vs the plain loop": lambda row: ratio(row, "speedup"),
+    }
+    if any(row["times_floor"] for row in rows):
+        columns["vs the floor"] = of_stacks(lambda row: f"{short(row['times_floor'])}x")
+    columns |= {
+        "memory": lambda row: size(row["peak_bytes"]),
+        "a member's": of_stacks(
+            lambda row: size(row["peak_bytes"] and float(row["peak_bytes"]) / int(row["members"]))
+        ),
+        "start": of_stacks(lambda row: f"{float(row['start_seconds']):.1f} s"),
+        "made up for after": of_stacks(partial(made_up, loop)),
+    }
+    ordered = sorted(rows, key=lambda row: (row["provider"], int(row["members"])))
+    return table(ordered, "", columns)
+
+
+def made_up(loop: Row | None, row: Row) -> str:
+    """After how many steps the stack is ahead of as many plain runs, one after the other."""
+    if loop is None:
+        return ""
+    gain = int(row["members"]) * (float(loop["seconds"]) - float(row["seconds"]))
+    return f"{float(row['start_seconds']) / gain:,.0f} steps" if gain > 0 else "never"
+
+
+def floor_text(rows: Sequence[Row]) -> str:
+    """How many bytes these are, and how long they take."""
+    row = next(filter(is_ok, rows), None)
+    if row is None:
+        return NOT_MEASURED
+    parameters, floor, activations = (int(row[name]) for name in Traffic._fields)
+    weights = (floor - 36 * parameters) // 4
+    bandwidth = float(row["copy_bandwidth"])
+    text = (
+        f"With P = {parameters:,} and W = {weights:,} these are {floor / 1e6:.1f} MB, or "
+        f"{1e6 * floor / bandwidth:.1f} µs at {tera(row['copy_bandwidth'])}. Activations would add "
+        f"{activations / 1e6:.1f} MB, or {1e6 * activations / bandwidth:.1f} µs, if none of them "
+        "stayed in a cache: the input of a layer is read twice and its output written once, the "
+        "gradient at the output is written once and read twice."
+    )
+    # which stacks may be faster than the floor
+    stacks = [row for row in rows if is_ok(row) and row["provider"] == STACK and row["l2_bytes"]]
+    members = [int(row["members"]) for row in stacks]
+    fitting = [n for n in members if 4 * parameters * n <= int(row["l2_bytes"])]
+    if fitting:
+        text += (
+            f" The parameters of {plural(max(fitting), 'member')} fit into the cache of the GPU "
+            f"({size(row['l2_bytes'])}), so less than the floor is possible up to there."
+        )
+    return textwrap.fill(text, 100)
+
+
+def overhead_table(rows: Sequence[Row]) -> str:
+    parts = ("run", "epochs", "checkpoint", "end")
+
+    def part(name: str, row: Row) -> str:
+        return f"{float(row[f'{name}_seconds']):.3f} s"
+
+    def rest(row: Row) -> str:
+        whole, *known = (float(row[f"{name}_seconds"]) for name in parts)
+        return f"{whole - sum(known):.3f} s"
+
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: row["case"],
+        "members": lambda row: row["members"],
+        "epochs": lambda row: row["epochs"],
+        "times": lambda row: row["rounds"],
+        "overhead": lambda row: f"{interval(row, 'overhead', 0.01)} %",
+    }
+    headings = ("the run", "training", "waiting to save", "end")
+    columns |= {x: partial(part, name) for x, name in zip(headings, parts, strict=True)}
+    return table(rows, "", columns | {"all else": rest})
+
+
+# the picture
+
+COLOURS = {STACK: "#0072B2", FIVE: "#D55E00", PLAIN: "#000000", "floor": "#888888"}
+
+
+def scaling(results: Results) -> Any:
+    """Time of a run-step over the members."""
+    from matplotlib.figure import Figure
+
+    rows = results.of(section="vae", status="ok")
+    if not rows:
+        return None
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    ax = figure.subplots()
+    for provider, marker in ((STACK, "o"), (FIVE, "s")):
+        chosen = [row for row in rows if row["provider"] == provider]
+        chosen.sort(key=lambda row: int(row["members"]))
+        values, low, high = (
+            [1e6 * float(row[column]) for row in chosen] for column in with_spread("seconds")
+        )
+        spreads = [
+            [v - x for v, x in zip(values, low, strict=True)],
+            [x - v for v, x in zip(values, high, strict=True)],
+        ]
+        members = [int(row["members"]) for row in chosen]
+        ax.errorbar(members, values, spreads, marker=marker, color=COLOURS[provider],
+                    capsize=2, label=provider)  # fmt: skip
+        for x, y in zip(members, values, strict=True):
+            ax.annotate(three_digits(y), (x, y), xytext=(4, 5), textcoords="offset points",
+                        fontsize="x-small", color=COLOURS[provider])  # fmt: skip
+    floor = 1e6 * int(rows[0]["floor_bytes"]) / float(rows[0]["copy_bandwidth"])
+    lines = [(floor, "floor", "memory traffic", ":")]
+    if loop := plain_row(rows):
+        lines.append((1e6 * float(loop["seconds"]), PLAIN, PLAIN, "--"))
+    for value, colour, label, style in lines:
+        ax.axhline(value, color=COLOURS[colour], linestyle=style, linewidth=1,
+                   label=f"{label}, {three_digits(value)} µs")  # fmt: skip
+    target = TARGETS[0]
+    ax.plot([int(target.where["members"])], [target.limit], "*", color="#009E73", markersize=11,
+            label=f"target, {target.limit:g} µs", zorder=3)  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = sorted({int(row["members"]) for row in rows})
+    ax.set_xticks(ticks, list(map(str, ticks)))
+    ax.minorticks_off()
+    ax.set_xlabel("members")
+    ax.set_ylabel("µs per run-step")
+    ax.grid(alpha=0.3)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
+PAGE = Page(DOCS / "stack-benchmarks.md", (FILE.name,), blocks, {"stack_scaling.png": scaling})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(BENCHMARK.main())

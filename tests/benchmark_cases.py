@@ -1,9 +1,8 @@
-"""What the tests of the benchmarks share: loading the scripts, rehearsals, targets, pages."""
+"""What the tests of the benchmarks share: the scripts as modules, rehearsals, gates, targets."""
 
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,72 +11,67 @@ import torch
 from oracles import one_thread
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
+
+SCRIPTS = "against demo kernels measure pages plain reproduction run samplers stacks steps table"
+against, demo, kernels, measure, pages, plain, reproduction, run, samplers, stacks, steps, table = (
+    map(importlib.import_module, SCRIPTS.split())
+)  # fmt: skip
+CPU = measure.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
 
 
-@contextmanager
-def scripts(**names: str) -> Iterator[SimpleNamespace]:
-    """The scripts as modules. They import each other by plain names, which tests use too."""
-    modules = list(names.values())
-    path, hidden = list(sys.path), {n: sys.modules.pop(n) for n in modules if n in sys.modules}
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield SimpleNamespace(**{key: importlib.import_module(n) for key, n in names.items()})
-    finally:
-        sys.path[:] = path
-        for name in modules:
-            sys.modules.pop(name, None)
-        sys.modules.update(hidden)
-
-
-def seeded_and_on_one_thread() -> Iterator[None]:
+def seeded_on_one_thread() -> Iterator[None]:
     """A fixture."""
     torch.manual_seed(0)
     yield from one_thread()
 
 
 def rehearse(
-    main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path
+    benchmark: measure.Benchmark, arguments: Sequence[str], folder: Path
 ) -> SimpleNamespace:
     """A rehearsal: its exit code, its folder, and whether it left the stored results alone."""
-    stored = [path for path in BENCHMARKS.iterdir() if path.suffix == ".csv"]
+    stored = sorted(BENCHMARKS.glob("*.csv"))
     before = [path.read_bytes() for path in stored]
-    code = main(["--device", "cpu", "--quick", *arguments, "--output", str(folder)])
+    given = ["--device", "cpu", "--quick", *arguments, "--output", str(folder)]
+    code = benchmark.main([*given, "--threads", "1"])
     untouched = before == [path.read_bytes() for path in stored]
     return SimpleNamespace(code=code, folder=folder, untouched=untouched)
 
 
-def check_is_complete(row: dict[str, str]) -> None:
-    """It was measured, and says where and how."""
-    assert row["status"] == "ok", row
-    for column in ("gpu", "torch", "python", "commit", "date", "command", "copy_bandwidth"):
-        assert row[column]
-    assert float(row["copy_bandwidth_end"]) > 0
+def check_complete(rows: Sequence[pages.Row], file: measure.File) -> None:
+    """Everything was measured, has the columns of what is stored, and says where and how."""
+    assert list(rows[0]) == list(file.columns)
+    for row in rows:
+        assert row.get("status", "ok") == "ok", row
+        for column in ("torch", "python", "commit", "date", "command"):
+            assert row[column]
+        if "copy_bandwidth" in row:
+            assert float(row["copy_bandwidth_end"]) > 0
+        if row.get("seconds"):
+            low, middle, high = (float(row[f"seconds{x}"]) for x in ("_p20", "", "_p80"))
+            assert 0 < low <= middle <= high
 
 
-def check_verdicts(target, judged: Callable[[float], tuple[str, str]]) -> None:
-    """What is as good as promised is met, and what is a little worse is missed."""
-    better = 1.01 if target.is_least else 0.99
-    limit = target.limit * target.unit
-    for value, verdict in (
-        (limit * better, "met"),
-        (limit, "met"),
-        (limit / better, "**missed**"),
-    ):
-        shown, found = judged(value)
-        assert found == verdict
-        assert shown
+def check_verdicts(target: pages.Target) -> None:
+    """What is as good as promised is met, what is a little worse or wrong is missed."""
+    spread = (target.column, f"{target.column}_p20", f"{target.column}_p80")
+    better, limit = 1.01 if target.is_least else 0.99, target.limit * target.unit
+    for value, verdict in ((limit * better, "met"), (limit / better, "**missed**")):
+        row = {**target.where, "status": "ok"} | dict.fromkeys(spread, str(value))
+        shown, judged = target.judged([row])
+        assert (bool(shown), judged) == (True, verdict)
+    red = {**target.where, "status": "red gate: it is wrong"}
+    assert target.judged([red]) == ("red gate: it is wrong", "**missed**")
+    unmeasured = {**target.where, "status": "ok", target.column: ""}
+    assert target.judged([unmeasured]) == target.judged([]) == ("", "not measured")
 
 
-def written_page(table, folder: Path, picture: str, capsys) -> str:
-    """The page of some results, after a check that sees it current, and then what is changed."""
-    preview = ["--preview", str(folder)]
-    page = folder / table.PAGE.path.name
-    assert table.main([*preview]) == 0
-    assert table.main([*preview, "--check"]) == 0
-    text = page.read_text(encoding="utf-8")
-    (folder / "assets" / picture).write_bytes(b"old")
-    page.write_text("old")
-    capsys.readouterr()
-    assert table.main([*preview, "--check"]) == 1
-    assert capsys.readouterr().out.count("is not current") == 2
-    return text
+def changed_gradient(sample: Callable, change: Callable) -> Callable:
+    """A sampler whose gradient is changed on the way back."""
+
+    def changed(logits):
+        logits = logits.clone()
+        logits.register_hook(change)
+        return sample(logits)
+
+    return changed

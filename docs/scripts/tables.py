@@ -1,4 +1,4 @@
-"""Write the generated tables of the pages from the registry and from data/*.csv.
+"""Write the generated tables of the pages from the registry, data/*.csv and the stored results.
 
 A table stands between ``<!-- begin generated: name -->`` and ``<!-- end generated: name -->``.
 
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import discretegrad
+from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
-PAGES = ("choosing-an-estimator.md",)
+PAGES = ("choosing-an-estimator.md", "theory.md")
 _BLOCK = re.compile(
     r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
 )
@@ -57,6 +58,9 @@ def tables() -> dict[str, str]:
         "steepness": _by_steepness(measured),
         "sharpness": _by_sharpness(measured),
         "paper_temperatures": _paper_temperatures(),
+        "cold": _cold(measured),
+        "search": _search(),
+        "gapped": _gapped(),
     }
 
 
@@ -66,7 +70,7 @@ def _estimators() -> str:
             f"[`{row.name}`](api/samplers.md#discretegrad.{row.name})",
             row.label,
             row.bias,
-            "yes" if row.noise else "no",
+            "yes" if row.takes else "no",
             ", ".join(f"`{name}={value!r}`" for name, value in row.options.items()) or "none",
             row.temperature,
             row.reference,
@@ -91,9 +95,9 @@ def _estimators() -> str:
 def _scores() -> str:
     rows = [
         [
-            f"[`{row.name}`](api/score-functions.md#{_address(row)})",
+            f"[`{row.name}`](api/score-functions.md#discretegrad.{row.name})",
             row.label,
-            " and ".join(row.families),
+            " and ".join(row.families or FAMILIES),
             str(row.min_samples) if row.evaluations else "-",
             _count(row.evaluations, row.extra_evaluations),
             _count(row.slopes, row.extra_slopes),
@@ -116,12 +120,6 @@ def _scores() -> str:
         ],
         rows,
     )
-
-
-def _address(row: discretegrad.Estimator) -> str:
-    function = next(iter(row.functions.values()))
-    inside = "bernoulli." if ".bernoulli." in function.__module__ else ""
-    return f"discretegrad.{inside}{row.name}"
 
 
 def _count(per_sample: int | None, extra: int) -> str:
@@ -147,8 +145,10 @@ def _direction(measured: Sequence[Mapping[str, str]]) -> str:
     taus = ("0.1", "0.5", "1.0", "1.3", "2.0")
     rows = []
     for label in ("ReinMax", "ST", "STGS", "GR-MCK", "GST-1.0"):
-        found = [_find(measured, label, tau, _NETWORKS[0.5]) for tau in taus]
-        rows.append([label, *(f"{_cosine(row)} / {float(row['deviation']):.2f}" for row in found)])
+        measurements = [_find(measured, label, tau, _NETWORKS[0.5]) for tau in taus]
+        rows.append(
+            [label, *(f"{_cosine(row)} / {float(row['deviation']):.2f}" for row in measurements)]
+        )
     return _table(["Cosine / deviation", *taus], rows)
 
 
@@ -180,9 +180,9 @@ def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
     labels = {"ReinMax": "1.0", "ST": "1.0", "STGS": "0.5", "GR-MCK": "0.5", "GST-1.0": "0.7"}
     rows = []
     for label, tau in labels.items():
-        found = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
+        measurements = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
         rows.append(
-            [label, tau, *(f"{_bias(row)} / {float(row['deviation']):.2f}" for row in found)]
+            [label, tau, *(f"{_bias(row)} / {float(row['deviation']):.2f}" for row in measurements)]
         )
     return _table(["Estimator", "tau", *(f"steepness {s:g}" for s in _NETWORKS)], rows)
 
@@ -190,9 +190,56 @@ def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
 def _by_sharpness(measured: Sequence[Mapping[str, str]]) -> str:
     rows = []
     for label in ("ReinMax", "ST", "1/n, order 1", "1/n, order 2"):
-        found = [_find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")]
-        rows.append([label, *(f"{float(row['deviation']):.2f}" for row in found)])
+        measurements = [
+            _find(measured, label, "1.0", "linear", scale) for scale in ("1.0", "2.0", "4.0")
+        ]
+        rows.append([label, *(f"{float(row['deviation']):.2f}" for row in measurements)])
     return _table(["Deviation at tau 1", "logits", "2 logits", "4 logits"], rows)
+
+
+def _cold(measured: Sequence[Mapping[str, str]]) -> str:
+    """Gumbel-Rao at temperatures near 0 beside ReinMax at 1."""
+    functions = (*_POLYNOMIALS, _NETWORKS[0.5])
+    rows = []
+    for label, tau in (
+        ("GR-MCK, 100 draws", "0.1"),
+        ("GR-MCK, 100 draws", "0.01"),
+        ("GR-MCK, 100 draws", "0.001"),
+        ("ReinMax", "1.0"),
+    ):
+        cells = [_find(measured, label.split(",")[0], tau, f)["deviation"] for f in functions]
+        rows.append([label, tau, *(f"{float(cell):.2f}" for cell in cells)])
+    return _table(["Deviation of one estimate", "tau", *_POLYNOMIALS, "network"], rows)
+
+
+def _search() -> str:
+    """How far ReinMax ended above the optimum of polynomial programming, in percent."""
+    stored = _results("polynomial-temperatures")
+    taus = ("0.5", "0.7", "1.0", "1.1", "1.3", "1.5")
+    percent = {
+        (row["power"], row["target"], row["tau"]): 100
+        * (float(row["ours"]) / float(row["optimum"]) - 1)
+        for row in stored
+        if row["estimator"] == "reinmax"
+    }
+    settings = {"constant": "setting A", "spread": "setting B"}
+    rows = [
+        [f"p = {float(p):g}, {setting}", *(f"{percent[p, target, tau]:.2f}" for tau in taus)]
+        for p in ("1.5", "2.0", "3.0")
+        for target, setting in settings.items()
+    ]
+    return _table(["% above the optimum", *(f"τ = {float(tau):g}" for tau in taus)], rows)
+
+
+def _gapped() -> str:
+    """ReinMax beside GST-1.0 in the VAE of 30 variables with 10 categories."""
+    stored = {(row["metric"], row["estimator"]): row for row in _results("vae-10x30")}
+    rows = []
+    for metric, images in (("train", "training images"), ("test", "test images")):
+        pair = [stored[metric, name] for name in ("reinmax", "gst-1.0")]
+        ours = [f"{float(row['ours']):.2f} ± {float(row['half_interval']):.2f}" for row in pair]
+        rows.append([f"-ELBO, {images}", *ours, *(row["published"] for row in pair)])
+    return _table(["", "ReinMax", "GST-1.0", "ReinMax, paper", "GST-1.0, paper"], rows)
 
 
 def _paper_temperatures() -> str:
@@ -222,7 +269,16 @@ def _cosine(row: Mapping[str, str]) -> str:
 
 
 def _read(name: str) -> list[dict[str, str]]:
-    with (DOCS / "data" / name).open(newline="") as file:
+    return _rows(DOCS / "data" / name)
+
+
+def _results(recipe: str) -> list[dict[str, str]]:
+    """What ``discretegrad report`` wrote of a recipe."""
+    return _rows(DOCS.parent / "results" / recipe / "table.csv")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -1,0 +1,104 @@
+"""Every call of the library and of PyPI reinmax that the benchmarks make, in one place.
+
+Names are looked up when something is called, so that the list of samplers on a CPU can be timed
+with two versions of the library (``run.py --against``).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+import discretegrad
+
+SAMPLERS = (
+    "reinmax",
+    "straight_through",
+    "gumbel_softmax",
+    "gumbel_rao",
+    "gapped",
+    "mean_baseline",
+)
+
+Sample = Callable[..., Tensor]
+
+
+def version() -> str:
+    return discretegrad.__version__
+
+
+def estimators() -> Mapping[str, Any]:
+    """The rows of the registry by name."""
+    return discretegrad.ESTIMATORS
+
+
+def families(row: Any) -> tuple[str, ...]:
+    """The kinds of variables that an estimator is for; both if its row does not say."""
+    return tuple(row.families) or ("categorical", "bernoulli")
+
+
+def sampler(name: str, **options: Any) -> Sample:
+    """A sampler of categories, with some options given."""
+    function = getattr(discretegrad, name)
+    return partial(function, **options) if options else function
+
+
+def bit_sampler(name: str, **options: Any) -> Sample:
+    """The same for Bernoulli variables."""
+    return partial(getattr(discretegrad.bernoulli, name), **options)
+
+
+def reinmax_row(logits: Tensor, table: Tensor) -> Tensor:
+    """The row of a table that ReinMax draws, by its index."""
+    _, handle = discretegrad.reinmax_index(logits)
+    return discretegrad.select(handle, table)
+
+
+def linear_select(hidden: Tensor, head: Tensor, table: Tensor) -> Tensor:
+    return discretegrad.linear_select(hidden, head, table)
+
+
+def expectation(logits: Tensor, f: Callable[[Tensor], Tensor], **arguments: Any) -> Tensor:
+    return discretegrad.expectation(logits, f, **arguments)
+
+
+def exact_gradient(logits: Tensor, f: Callable[[Tensor], Tensor], family: str) -> Tensor:
+    return discretegrad.exact_gradient(logits, f, family=family)
+
+
+class Learner(NamedTuple):
+    """How to make an estimator that learns, and the same one without learning."""
+
+    module: Callable[[int], nn.Module]
+    """For so many latent variables."""
+    frozen_options: Callable[[Any], dict[str, Any]] = lambda module: {}
+    """Of the function, given the module."""
+
+
+LEARNERS = {
+    "muprop": Learner(lambda _: discretegrad.MuProp()),
+    "double_cv": Learner(lambda _: discretegrad.bernoulli.DoubleCV()),
+    # away from zero, where nothing but leave-one-out would be left
+    "rodeo": Learner(
+        lambda _: discretegrad.bernoulli.Rodeo(alpha=0.5, beta=0.5),
+        lambda module: {"control": module.network, "alpha": 0.5, "beta": 0.5},
+    ),
+    "rebar": Learner(lambda _: discretegrad.Rebar()),
+    "relax": Learner(
+        lambda latents: discretegrad.Relax(discretegrad.ControlNetwork(latents)),
+        lambda module: {"control": module.control},
+    ),
+}
+
+
+def running_reinforce() -> nn.Module:
+    """REINFORCE with a running mean of f as its baseline."""
+    return discretegrad.Reinforce("running")
+
+
+def pypi_reinmax(logits: Tensor) -> Tensor:
+    """The released implementation; ImportError where it is not installed."""
+    import reinmax
+
+    return reinmax.reinmax(logits, 1.0)[0]
