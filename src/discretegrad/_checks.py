@@ -232,6 +232,8 @@ def check_flag(name: str, option: str, value: object) -> None:
 
 def check_hard(name: str, hard: object) -> None:
     """``hard`` is True: these samplers have no relaxed sample."""
+    if hard is True:
+        return
     check_flag(name, "hard", hard)
     if not hard:
         raise ValueError(
