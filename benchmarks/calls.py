@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 import discretegrad
 
-SAMPLERS = (
-    "reinmax",
-    "straight_through",
-    "gumbel_softmax",
-    "gumbel_rao",
-    "gapped",
-    "mean_baseline",
-)
+SAMPLERS = tuple(name for name, row in discretegrad.ESTIMATORS.items() if row.kind == "sampler")
 
 Sample = Callable[..., Tensor]
 
