@@ -29,6 +29,7 @@ from discretegrad_lab.runs.connection import ClusterError
 from discretegrad_lab.runs.listener import Outcome
 from discretegrad_lab.runs.plan import Estimate, StackEstimate
 from discretegrad_lab.runs.store import Store
+from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import Cost
 from discretegrad_lab.watch import lines as plain_lines
@@ -347,8 +348,15 @@ def test_a_dry_run_uses_the_cost_that_the_list_shows(monkeypatch, here):
 # sweeps of a user
 
 
+SAMPLER = """
+from torch.nn.functional import one_hot
+
+def sampler(logits, tau=1.0, *, given):
+    mean = (logits / tau).softmax(-1)
+    return one_hot(given, logits.shape[-1]) + mean - mean.detach()
+"""
 SWEEP = """
-from discretegrad_lab import Recipe, recipe
+from discretegrad_lab import Line, Recipe, recipe
 from lab_tiny import tiny
 
 RECIPE = Recipe(
@@ -357,14 +365,16 @@ RECIPE = Recipe(
     task=recipe("polynomial-headline").task,
     build=lambda estimator, seed: iter([tiny(estimator, seed, tau=0.5)]),
     seeds=(0, 1),
-    estimators=("reinmax", "st"),
+    estimators=("reinmax", Line("My way", "sampler.py:sampler")),
     metrics=("expected_loss",),
 )
 """
 
 
-def test_a_sweep_from_a_file_is_trained_reported_checked_and_plotted(here):
+def test_a_sweep_from_a_file_is_trained_reported_checked_and_plotted(here, monkeypatch):
+    monkeypatch.setattr(stack_lines, "_known", dict(stack_lines._known))
     (here / "sweep.py").write_text(SWEEP)
+    (here / "sampler.py").write_text(SAMPLER)
     done = call("run", "sweep.py", "--device", "cpu")
     assert done.exit_code == 0, done.stderr
     assert "mine: 4 finished" in done.stdout
@@ -373,9 +383,14 @@ def test_a_sweep_from_a_file_is_trained_reported_checked_and_plotted(here):
     assert "Wrote results/mine" in call("report", "sweep.py").stdout
     for check in (["report", "--check"], ["report", "sweep.py", "--check"]):
         assert call(*check).exit_code == 0
-    # a later process knows the folder, and not the recipe
+    # a later process knows the folder, and neither the recipe nor its estimator
     del tasks._extra["mine"]
+    del stack_lines._known["my-way"]
     assert call("report", "--check").exit_code == 0
+    assert "| My way | " in (here / "results" / "mine" / "report.md").read_text()
+    # without the file the stored runs can still be reported
+    assert "my-way" in call("report", "--estimators", "reinmax,my-way").stdout
+    assert refused(call("report", "--estimators", "my_way"), "did you mean my-way?")
     assert "Wrote results/mine/curves.png" in call("plot", "mine").stdout
     assert "Wrote results/mine/curves.png" in call("plot", "sweep.py").stdout
 

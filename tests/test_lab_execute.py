@@ -543,24 +543,6 @@ def test_the_budget_is_kept(store, expected, monkeypatch, budget):
     assert results(store, runs) == expected(runs)
 
 
-def test_an_epoch_beyond_the_budget_is_given_up(store, expected, monkeypatch):
-    runs = [*runs_of(3), *runs_of(2, latents=64)]
-    record = Record()
-    with monkeypatch.context() as patch:
-        stack = Clock(patch).stack()
-        outcome = train(runs, store, make_stack=stack, budget=5.5, listener=record)
-    assert (outcome.stopped, outcome.stopped_by) == (tuple(runs), "budget")
-    assert outcome.abandoned
-    assert record.only("started", "epoch", "checkpoint", "finished") == [
-        ("started", 3, 0),
-        ("finished", 3, 0),
-    ]
-    # nothing is stored, and everything is free
-    assert not list(store.runs())
-    assert train(runs, Store(store.root)).finished == tuple(runs)
-    assert results(store, runs) == expected(runs)
-
-
 @pytest.mark.parametrize("every", [0, None], ids=["saved", "not saved"])
 def test_what_is_not_saved_is_not_given_up(store, expected, monkeypatch, every):
     runs = runs_of(2)
@@ -896,16 +878,6 @@ def test_a_disk_that_is_too_small_is_found_before_training(store, monkeypatch):
     assert tree(store.root).keys() == {
         store.root / ".locks" / f"{run.identity}.lock" for run in runs_of(3)
     }
-
-
-def test_a_directory_that_cannot_be_written(store, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StoreError, match="Read-only file system; choose a results directory"):
-        train(runs_of(3), store)
-    assert not store.root.exists()
 
 
 def make_newer(directory, what):

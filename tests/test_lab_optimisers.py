@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from discretegrad_lab.stack.optimisers import BETA1, BETA2, EPS, Optimiser, corrections
+from discretegrad_lab.stack.optimisers import BETA1, BETA2, Optimiser, corrections
 
 KINDS = {
     "adam": ["adam"] * 5,
@@ -133,13 +133,6 @@ def test_corrections_no_longer_change_where_their_table_ends():
     assert limit - 2 * (last - 1) * BETA2 ** (last - 1) != limit
 
 
-def test_the_constants_are_those_of_torch():
-    for kind in TORCH.values():
-        group = kind([torch.zeros(1)]).param_groups[0]
-        assert (*group["betas"], group["eps"]) == (BETA1, BETA2, EPS)
-        assert group["weight_decay"] == 0
-
-
 @each_kind
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1.0])
 def test_a_member_that_is_not_alive_stays_as_it_is(kinds, bad):
@@ -199,18 +192,6 @@ def test_gradients_may_lie_in_memory_in_any_way(kinds):
         found["logits"] = found["logits"].repeat(2, 1, 1)[:MEMBERS]
         other.step(found, everyone())
     assert_same_bits(crossed, straight)
-
-
-def test_leaves_are_updated_in_place():
-    stack = {name: x.requires_grad_() for name, x in parameters().items()}
-    optimiser = Optimiser(stack, KINDS["adam"], RATES)
-    before = {name: (x.data_ptr(), x.detach().clone()) for name, x in stack.items()}
-    optimiser.step(gradients(0), everyone())
-    for name, x in stack.items():
-        assert x.is_leaf
-        assert x.requires_grad
-        assert x.data_ptr() == before[name][0]
-        assert not torch.equal(x, before[name][1])
 
 
 class Seen(TorchDispatchMode):

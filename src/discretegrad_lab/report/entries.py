@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..stack.lines import line
 from ..tasks.base import Cell, Metric
 from ..tasks.evidence import STATES, Results, Row, arrival, final
 from ..tasks.statistics import Comparison, Summary, compare, summarise
-from .reading import TUNED, Reading
+from .reading import TUNED, Look, Reading
 from .results import significant, to_csv
 
 DASH = "\N{EN DASH}"
@@ -85,7 +84,7 @@ def _entry(
         table.cells.get(estimator) if table else None,
         optimum,
         steps,
-        {name: _words(name, estimator, rows) for name in TUNED},
+        {name: _words(name, reading.look(estimator), rows) for name in TUNED},
         unit_of(results.rows),
     )
 
@@ -100,22 +99,13 @@ def unit_of(rows: Sequence[Row]) -> str:
     return "steps" if rows and rows[0].config.get("steps_per_epoch") else "epochs"
 
 
-def _words(field: str, estimator: str, rows: list[Row]) -> str:
+def _words(field: str, look: Look, rows: list[Row]) -> str:
     """The values of a field in the runs of an entry."""
-    if not rows or (field == "tau" and not has_tau(estimator)):
+    if not rows or (field == "tau" and not look.has_tau):
         return DASH
     values = sorted({row.config[field] for row in rows})
     texts = [x if isinstance(x, str) else f"{x:g}" for x in values]
     return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
-
-
-def has_tau(estimator: str) -> bool:
-    """Whether a temperature matters to an estimator, as far as is known."""
-    try:
-        return line(estimator).has_tau
-    except ValueError:
-        # an estimator of a user whose file is not loaded
-        return True
 
 
 def entries_csv(cells: list[Entry]) -> str:

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..stack.lines import LINES, line
+from ..stack.lines import LINES
 from ..tasks.base import Metric
 from ..tasks.evidence import Results, final
 from ..tasks.statistics import Summary, summarise
 from .document import Curve, Figure
 from .entries import unit_of
-from .reading import Reading
+from .reading import Look, Reading
 
 _SEARCHED = {"tau": "τ", "learning_rate": "learning rate"}
 """Fields that a figure can be drawn over, with the labels of their axes."""
@@ -48,7 +48,7 @@ def _figure(
         part = results.part(estimator=key)
         points = _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
         if points:
-            curves.append(_curve(key, known.index(key), points))
+            curves.append(_curve(reading.look(key), known.index(key), points))
     text = reading.describe(setting)
     if text and len(reading.metrics) > 1:
         text = f"{metric.label}, {text}"
@@ -81,12 +81,11 @@ def _over(results: Results, metric: str, field: str) -> dict[float, Summary]:
     return {x: point for x, point in points.items() if point.count}
 
 
-def _curve(key: str, mark: int, points: Mapping[float, Summary]) -> Curve:
+def _curve(look: Look, mark: int, points: Mapping[float, Summary]) -> Curve:
     middle = tuple(point.mean for point in points.values())
     halves = [point.half for point in points.values()]
     low = high = None
     if any(map(math.isfinite, halves)):
         low = tuple(mean - half for mean, half in zip(middle, halves, strict=True))
         high = tuple(mean + half for mean, half in zip(middle, halves, strict=True))
-    look = line(key)
     return Curve(look.label, look.colour, tuple(points), middle, low, high, look.dash, mark)

@@ -61,7 +61,7 @@ def write_results(reading: Reading, rows: Results, results: Path) -> Path:
     folder = results / reading.name
     write_files(rows, folder)
     if not reading.shipped:
-        write_whole(folder / READING, reading.to_json())
+        write_whole(folder / READING, reading.to_json(rows.estimators()))
     write(folder)
     return folder
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import tasks
 from ..stack.config import Run
 from ..stack.lines import LINES
+from ..stack.lines import line as line_of
 from ..tasks.base import Claim, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from .results import configuration
@@ -23,6 +24,15 @@ READING = "reading.json"
 TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
 """Fields of a run that every table shows, with their headings."""
 _TEXTS = ("title", "reproduces", "note")
+
+
+class Look(NamedTuple):
+    """How tables and figures show an estimator."""
+
+    label: str
+    colour: str
+    dash: str
+    has_tau: bool
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class Reading:
     """How fields of the configuration read."""
     runs: Callable[[], Sequence[Run]] = list
     """All runs that there should be, in the order of the tables."""
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    """Of estimators of users, by key."""
     shipped: bool = False
     """Whether it is that of a recipe that comes with the lab, which needs no ``reading.json``."""
 
@@ -59,14 +71,28 @@ class Reading:
         """A few fields of a configuration in words."""
         return describe(setting, self.words)
 
-    def to_json(self) -> str:
-        """What ``of_results`` needs besides the results and their task."""
+    def look(self, key: str) -> Look:
+        """How an estimator is shown."""
+        if key in self.looks:
+            return self.looks[key]
+        line = line_of(key)
+        try:
+            has_tau = line.has_tau
+        except ValueError:
+            # an estimator of a user whose file is not loaded
+            has_tau = True
+        return Look(line.label, line.colour, line.dash, has_tau)
+
+    def to_json(self, keys: Sequence[str]) -> str:
+        """What ``of_results`` needs besides the results, which have these estimators."""
         fields = {name: getattr(self, name) for name in (*_TEXTS, "panels", "rows", "curves")}
         metrics = [
             {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
             for metric in self.metrics
         ]
-        return json.dumps({**fields, "metrics": metrics}, indent=1, ensure_ascii=False) + "\n"
+        looks = {key: self.look(key)._asdict() for key in keys if key not in LINES}
+        document = {**fields, "metrics": metrics, "looks": looks}
+        return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def of_recipe(recipe: Recipe) -> Reading:
@@ -101,6 +127,7 @@ def of_results(results: Results, folder: Path) -> Reading:
         metrics = [Metric(**metric) for metric in fields.pop("metrics")]
         for name in ("panels", "rows"):
             fields[name] = tuple(fields[name])
+        fields["looks"] = {key: Look(**look) for key, look in fields["looks"].items()}
         return Reading(
             name=results.recipe,
             metrics=tuple(known.get(metric.name, metric) for metric in metrics),
@@ -145,16 +172,17 @@ def _task(configs: Sequence[Mapping[str, Any]]) -> Task | None:
 
 
 def _varying(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Fields with several values, but for those that were tuned for each estimator."""
+    """Fields with several values, but for those that follow from the estimator and the others."""
     names = dict.fromkeys(name for config in configs for name in config)
     values = {name: {config.get(name) for config in configs} for name in names}
     several = [
         name for name in names if len(values[name]) > 1 and name not in ("estimator", "seed")
     ]
-    others = [name for name in several if name not in TUNED]
+    following = (*TUNED, "line")
+    others = [name for name in several if name not in following]
 
-    def tuned(name: str) -> bool:
-        if name not in TUNED:
+    def follows(name: str) -> bool:
+        if name not in following:
             return False
         chosen: dict[tuple[Any, ...], set[Any]] = {}
         for config in configs:
@@ -162,4 +190,4 @@ def _varying(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             chosen.setdefault(key, set()).add(config.get(name))
         return all(len(x) == 1 for x in chosen.values())
 
-    return tuple(name for name in several if not tuned(name))
+    return tuple(name for name in several if not follows(name))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from ..stack.lines import line
 from ..tasks.evidence import Results
 from .document import Item, Page, Section
 from .entries import entries
@@ -45,7 +44,7 @@ def _state(reading: Reading, results: Results) -> str:
     for state in counts:
         if state != "finished":
             keys = [row.config["estimator"] for row in results.rows if row.state == state]
-            names = (f"{line(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))
+            names = (f"{reading.look(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))
             texts.append(f"{state.capitalize()}: {', '.join(names)}")
     for name in ("device", "torch", "commit", "source"):
         values = dict.fromkeys(getattr(row, name) for row in results.rows if row.commit)

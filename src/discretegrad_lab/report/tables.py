@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..stack.lines import line
 from ..tasks.base import Metric
 from ..tasks.evidence import NEAR, decimal
 from .document import Table
@@ -41,7 +40,7 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> Table:
         versus, cell = entry.comparison, entry.cell
         rows.append(
             (
-                line(entry.estimator).label,
+                reading.look(entry.estimator).label,
                 f"{cell.value:.{metric.digits}f} ± {cell.spread:.{metric.digits}f}"
                 if cell
                 else DASH,
@@ -60,7 +59,7 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> Table:
         *_lost(reading, cells),
     ]
     notes += [
-        f"The published number of {line(estimator).label} is in doubt: {text}."
+        f"The published number of {reading.look(estimator).label} is in doubt: {text}."
         for estimator, text in table.doubts.items()
     ]
     caption = (
@@ -86,7 +85,7 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
                 arrived += f" ({entry.steps.count} of {entry.ours.count} runs)"
             values += [from_optimum(entry), arrived]
         runs = f"{entry.ours.count} of {entry.planned}"
-        rows.append((line(entry.estimator).label, *values, runs, *entry.tuned.values()))
+        rows.append((reading.look(entry.estimator).label, *values, runs, *entry.tuned.values()))
     caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
     near = f"{100 * NEAR:g} %"
     unit = cells[0].unit
@@ -123,7 +122,9 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
             f"How far the {metric.label} ends {_side(metric)} the optimum, in percent of the "
             "optimum"
         )
-    labels = [line(estimator).label for estimator in dict.fromkeys(x.estimator for x in cells)]
+    labels = [
+        reading.look(estimator).label for estimator in dict.fromkeys(x.estimator for x in cells)
+    ]
     body = [tuple(row) for row in rows.values()]
     alike = []
     for field, columns in tuned.items():
@@ -167,7 +168,7 @@ def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:
     sentences = []
     for entry in cells:
         if entry.states["finished"] < entry.planned:
-            parts = line(entry.estimator).label, reading.describe(entry.setting)
+            parts = reading.look(entry.estimator).label, reading.describe(entry.setting)
             counts = ", ".join(f"{count} {state}" for state, count in entry.states.items() if count)
             sentences.append(f"{', '.join(filter(None, parts))}: {counts}.")
     return sentences

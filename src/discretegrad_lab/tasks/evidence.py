@@ -1,5 +1,6 @@
 """What became of runs, as plain data, and what the claims of a task read in it."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,6 +127,9 @@ def describe(
             texts.append(words[name](value))
         elif name == "tau":
             texts.append(f"τ = {value:g}")
+        elif name == "line":
+            # of an estimator of a user, whose file has changed
+            texts.append(f"source {json.loads(value)['source']}" if value else "of the library")
         else:
             number = f"{value:g}" if isinstance(value, float) else str(value)
             texts.append(f"{name.replace('_', ' ')} {number}")
