@@ -538,15 +538,15 @@ def seeds(*shape):
 
 
 @each_seeded
-@pytest.mark.parametrize("categories", [2, 3, 40])
+@pytest.mark.parametrize("categories", [2, 3, 20])
 def test_what_a_seed_gives_does_not_depend_on_the_batch(case, backend, categories, monkeypatch):
     if backend == "triton":
         from discretegrad.kernels import gumbel_rao
 
-        # so that 40 categories are too many to stay on chip
+        # so that 20 categories are too many to stay on chip
         monkeypatch.setattr(gumbel_rao, "LONGEST", 16)
         monkeypatch.setattr(gumbel_rao, "LONG_BLOCK", 16)
-    logits, seed = normal(3, 5, 2, categories, dtype=torch.float32), seeds(3)
+    logits, seed = normal(3, 2, 2, categories, dtype=torch.float32), seeds(3)
     given, tau = case.draw(logits)["given"], torch.tensor([0.5, 1.0, 1.7]).view(3, 1, 1, 1)
     if not case.categorical:
         given = given.float()

@@ -192,23 +192,6 @@ def test_categorical(case, dtype, data):
         assert (gradient[r, keep].double() - expected).abs().max() <= tolerance(dtype, scale)
 
 
-@EVERY_DTYPE
-@each([case for case in DEFAULTS if case.categorical])
-@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-@some_cases
-def test_categorical_draws(case, dtype, data, seed):
-    """Through the random draw: one-hot at an allowed category of positive probability."""
-    call = data.draw(categorical_cases(dtype))
-    logits, _, tau, mask = moved(call)
-    z = case.sample(logits, tau, dim=call.dim, mask=mask, generator=seeded(seed))
-    (z * call.g.movedim(-1, call.dim)).sum().backward()
-    z, n = z.detach().movedim(call.dim, -1), call.logits.shape[-1]
-    assert_discrete(z, case.family)
-    probs = masked(call).double().softmax(-1)
-    assert (rows_of(probs, n)[rows_of(z, n).bool()] > 0).all()
-    assert logits.grad.isfinite().all() or case.row.name in LEAVES_THE_RANGE
-
-
 @st.composite
 def bernoulli_cases(draw, dtype):
     shape = draw(leading_axes)
@@ -232,7 +215,7 @@ def bernoulli_cases(draw, dtype):
         noise=uniform.logit(eps=1e-6).to(compute),
         tau=tau,
         mask=mask,
-        dim=0,
+        dim=-1,
         g=torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
     )
 
@@ -278,17 +261,19 @@ def test_bernoulli(case, dtype, data):
 
 
 @EVERY_DTYPE
-@each([case for case in DEFAULTS if not case.categorical])
+@each(DEFAULTS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @some_cases
-def test_bernoulli_draws(case, dtype, data, seed):
-    """Through the random draw: zeros and ones, never an impossible value."""
-    call = data.draw(bernoulli_cases(dtype))
-    logits = call.logits.clone().requires_grad_()
-    b = case.sample(logits, call.tau, mask=call.mask, generator=seeded(seed))
-    (b * call.g).sum().backward()
-    assert_discrete(b, case.family)
-    effective = masked(call)
-    assert (b[effective == -math.inf] == 0).all()
-    assert (b[effective == math.inf] == 1).all()
+def test_draws(case, dtype, data, seed):
+    """Through the random draw: discrete, and never an impossible value."""
+    call = data.draw((categorical_cases if case.categorical else bernoulli_cases)(dtype))
+    logits, _, tau, mask = moved(call)
+    z = case.sample(logits, tau, dim=call.dim, mask=mask, generator=seeded(seed))
+    (z * call.g.movedim(-1, call.dim)).sum().backward()
+    z = z.detach().movedim(call.dim, -1)
+    assert_discrete(z, case.family)
+    effective = masked(call).double()
+    probs = effective.softmax(-1) if case.categorical else effective.sigmoid()
+    assert (probs[z == 1] > 0).all()
+    assert (z[probs == 1] == 1).all()
     assert logits.grad.isfinite().all() or case.row.name in LEAVES_THE_RANGE
