@@ -7,24 +7,14 @@ import torch
 from scipy import stats
 
 import discretegrad
-from discretegrad._noise import seeded_exponential, seeded_logistic
+from cases import DEFAULTS, each, each_family
+from discretegrad._seeded import seeded_exponential, seeded_logistic
+from discretegrad.testing import Case, assert_discrete
 
 pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-
-CASES = [
-    pytest.param(row, family, id=f"{row.name}-{family}")
-    for row in discretegrad.ESTIMATORS.values()
-    if row.kind == "sampler"
-    for family in row.families
-]
-OPTIONS = {"gumbel_rao": {"num_draws": 7}}
-
-
-def options_of(row):
-    return OPTIONS.get(row.name, {})
 
 
 @pytest.fixture
@@ -33,64 +23,62 @@ def cuda_generator():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@pytest.mark.parametrize(("row", "family"), CASES)
+@each(DEFAULTS)
 @pytest.mark.parametrize("tau", [1.0, 1.3])
-def test_no_call_makes_the_gpu_wait(row, family, tau):
+def test_no_call_makes_the_gpu_wait(case, tau):
     logits = torch.randn(64, 1000, device="cuda", requires_grad=True)
     g = torch.randn_like(logits)
     mask = torch.rand(64, 1000, device="cuda") < 0.9
     tau_rows = torch.full((64, 1), tau, device="cuda")
-    sample = row.functions[family]
-    sample(logits, **options_of(row)).backward(g)  # first calls may load kernels
+    case.sample(logits).backward(g)  # first calls may load kernels
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for temperature in (tau, tau_rows):
-            sample(logits, temperature, mask=mask, **options_of(row)).backward(g)
+            case.sample(logits, temperature, mask=mask).backward(g)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("row", "family"), CASES)
+@each(DEFAULTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_contract_on_the_gpu(row, family, dtype, cuda_generator):
+def test_contract_on_the_gpu(case, dtype, cuda_generator):
     top = torch.finfo(dtype).max
     logits = torch.randn(50, 65, device="cuda", generator=cuda_generator).to(dtype)
     logits[0, 0], logits[1, :], logits[2, 3] = top, -top, -math.inf
     logits.requires_grad_()
     state = torch.cuda.get_rng_state()
-    z = row.functions[family](logits, generator=cuda_generator, **options_of(row))
+    z = case.sample(logits, generator=cuda_generator)
     z.backward(torch.randn(50, 65, device="cuda", generator=cuda_generator).to(dtype))
     assert torch.equal(state, torch.cuda.get_rng_state())
     assert z.dtype == dtype
-    assert ((z == 0) | (z == 1)).all()
+    assert_discrete(z, case.family)
     assert logits.grad.isfinite().all()
     assert z[2, 3] == 0
     assert logits.grad[2, 3] == 0
-    if family == "categorical":
-        assert (z.sum(-1) == 1).all()
 
 
-@pytest.mark.parametrize(("row", "family"), CASES)
+@each(DEFAULTS)
 @pytest.mark.parametrize("tau", [1.0, 0.7])
-def test_gradient_equals_the_cpu_on_the_same_draw(row, family, tau, generator):
+def test_gradient_equals_the_cpu_on_the_same_draw(case, tau, generator):
     logits = torch.randn(20, 300, generator=generator, dtype=torch.float64)
     g = torch.randn(20, 300, generator=generator, dtype=torch.float64)
-    if family == "categorical":
-        draw = [torch.randint(300, (20,), generator=generator)]
-        noise = torch.empty(5, 20, 300, dtype=torch.float64).exponential_(generator=generator)
-    else:
-        draw = [torch.rand(20, 300, generator=generator) < 0.5]
-        noise = torch.rand(5, 20, 300, generator=generator, dtype=torch.float64).logit()
-    if row.noise:
-        draw.append(noise if row.name == "gumbel_rao" else noise[0])
-    gradients = []
+    arguments, gradients = case.draw(logits), []
     for device in ("cpu", "cuda"):
         leaf = logits.to(device, copy=True).requires_grad_()
-        z = row.functions_at[family](leaf, *[x.to(device) for x in draw], tau)
+        z = case.sample(leaf, tau, **{name: x.to(device) for name, x in arguments.items()})
         z.backward(g.to(device))
         gradients.append(leaf.grad.cpu())
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_noise_and_seeds_need_a_draw_on_the_gpu_too():
+    logits, seed = torch.zeros(2, 3, device="cuda"), torch.zeros(2, device="cuda").long()
+    with pytest.raises(ValueError, match="expected given= beside noise= or seed="):
+        discretegrad.gumbel_rao(logits, seed=seed)
+    with pytest.warns(UserWarning, match="tau=0.1 is unusual") as caught:
+        discretegrad.reinmax(logits, 0.1)
+    assert caught[0].filename == __file__
 
 
 def test_seeded_noise_is_the_same_on_both_devices(generator):
@@ -141,13 +129,13 @@ def test_generator_of_another_device():
         discretegrad.reinmax(torch.zeros(3), generator=torch.Generator("cuda"))
 
 
-@pytest.mark.parametrize(("row", "family"), CASES)
-def test_cuda_graph_replays_draw_anew(row, family):
+@each(DEFAULTS)
+def test_cuda_graph_replays_draw_anew(case):
     logits = torch.zeros(64, 100, device="cuda", requires_grad=True)
     g = torch.randn(64, 100, device="cuda")
 
     def step():
-        z = row.functions[family](logits, **options_of(row))
+        z = case.sample(logits)
         return z, torch.autograd.grad(z, logits, g)[0]
 
     side = torch.cuda.Stream()
@@ -172,21 +160,16 @@ def test_cuda_graph_replays_draw_anew(row, family):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["reinmax", "gumbel_rao"])
-@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+@each_family
 def test_compiled_equals_eager(name, family, dtype, generator):
-    row = discretegrad.get(name)
-    draw = [torch.rand(32, 50, generator=generator) < 0.5]
-    noise = torch.rand(4, 32, 50, generator=generator).logit(eps=1e-6)
-    if family == "categorical":
-        draw = [torch.randint(50, (32,), generator=generator)]
-        noise = -torch.rand(4, 32, 50, generator=generator).clamp(1e-6, 1 - 1e-6).log()
-    if row.noise:
-        draw.append(noise)
-    draw = [x.cuda() for x in draw]
-    logits = torch.randn(32, 50, generator=generator).to("cuda", dtype).requires_grad_()
+    options = {"num_draws": 4} if name == "gumbel_rao" else {}
+    case = Case(discretegrad.get(name), family, options)
+    logits = torch.randn(32, 50, generator=generator).to(dtype)
+    arguments = {key: x.cuda() for key, x in case.draw(logits).items()}
     g = torch.randn(32, 50, generator=generator).to("cuda", dtype)
-    eager = row.functions_at[family](logits, *draw, 0.8)
-    compiled = torch.compile(row.functions_at[family], fullgraph=True)(logits, *draw, 0.8)
+    logits = logits.cuda().requires_grad_()
+    eager = case.sample(logits, 0.8, **arguments)
+    compiled = torch.compile(case.sample, fullgraph=True)(logits, 0.8, **arguments)
     assert compiled.dtype == dtype
     assert torch.equal(eager, compiled)
     eps = torch.finfo(dtype).eps
@@ -196,9 +179,9 @@ def test_compiled_equals_eager(name, family, dtype, generator):
         rtol=16 * eps,
         atol=16 * eps,
     )
-    z = torch.compile(row.functions[family], fullgraph=True)(logits, **options_of(row))
+    z = torch.compile(case.sample, fullgraph=True)(logits)
     assert z.dtype == dtype
-    assert ((z == 0) | (z == 1)).all()
+    assert_discrete(z, family)
 
 
 def test_more_than_two_to_the_31_elements():

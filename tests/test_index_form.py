@@ -1,46 +1,35 @@
 """The index form: categories with a handle, and ``select`` as ``one_hot @ weight`` without it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import discretegrad
-from discretegrad import Handle, select
+import kernel_cases as kernels
+from cases import CATEGORICAL, HARD, SAMPLERS, each
+from discretegrad import Handle, sample_index, select
 from discretegrad.kernels import dispatch
-from kernel_cases import (
-    CATEGORICAL,
-    REINMAX,
-    TOLERANCES,
-    allowed_some,
-    assert_gradient,
-    each,
-    each_dtype,
-    normal,
-    seed_of,
-    seeded,
-    temperatures,
-)
+from discretegrad.testing import assert_close, normal, seeded
 
 # NumPy tells of infinities in Triton's interpreter that a GPU makes silently
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-BACKENDS = [
-    "torch",
-    pytest.param(
-        "triton",
-        marks=pytest.mark.skipif(
-            not (dispatch._INTERPRETED and dispatch._HAS_TRITON),
-            reason="runs in Triton's interpreter, where there is no GPU",
-        ),
-    ),
-]
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
-EXACT = {"rtol": 1e-12, "atol": 1e-13}
+INTERPRETER = pytest.mark.skipif(
+    not (dispatch._INTERPRETED and dispatch._HAS_TRITON),
+    reason="runs in Triton's interpreter, where there is no GPU",
+)
+each_backend = pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("triton", marks=INTERPRETER)]
+)
+SAMPLERS_OF_CATEGORIES = [case for case in CATEGORICAL if case in HARD]
+FLOAT32 = torch.float32
 
 
 def dtype_of(backend):
-    return torch.float64 if backend == "torch" else torch.float32
+    return torch.float64 if backend == "torch" else FLOAT32
 
 
 @pytest.fixture
@@ -55,28 +44,31 @@ def leaves(*tensors):
     return [x.clone().requires_grad_() for x in tensors]
 
 
-def both_forms(case, logits, weight, tau=0.7, dim=-1, mask=None, backend="torch"):
+def index_of(case, logits, tau=0.7, **arguments):
+    return sample_index(logits, case.row.name, tau, **case.options, **arguments)
+
+
+def assert_is_the_dense_product(case, logits, weight, tau=0.7, dim=-1, **arguments):
     """Values and gradients of the index form and of the dense form, from the same draw."""
     results = []
-    arguments = {"dim": dim, "mask": mask, "backend": backend}
+    arguments |= {"dim": dim}
     for is_dense in (False, True):
         x, w = leaves(logits, weight)
         if is_dense:
-            z = case.sample(x, tau, generator=seeded(1), **arguments)
-            value = z.movedim(dim, -1) @ w
+            value = case.sample(x, tau, generator=seeded(1), **arguments).movedim(dim, -1) @ w
         else:
-            _, handle = case.sample_index(x, tau, generator=seeded(1), **arguments)
-            value = select(handle, w)
+            value = select(index_of(case, x, tau, generator=seeded(1), **arguments)[1], w)
         g = normal(*value.shape, seed=11, dtype=weight.dtype)
         results.append((value.detach(), *torch.autograd.grad(value, (x, w), g)))
-    return results
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected)
 
 
-@each(CATEGORICAL)
+@each(SAMPLERS_OF_CATEGORIES)
 @each_backend
 def test_index_is_that_of_the_dense_sample(case, backend):
     logits = normal(4, 3, 9, dtype=dtype_of(backend))
-    index, handle = case.sample_index(logits, backend=backend, generator=seeded(1))
+    index, handle = index_of(case, logits, backend=backend, generator=seeded(1))
     z = case.sample(logits, backend=backend, generator=seeded(1))
     assert isinstance(handle, Handle)
     assert index.dtype == torch.int64
@@ -85,46 +77,31 @@ def test_index_is_that_of_the_dense_sample(case, backend):
     assert torch.equal(handle.index, index)
 
 
-SHAPES = {
-    "matrix": ((6, 9), (9, 4)),
-    "batch axes": ((2, 3, 9), (9, 4)),
-    "vector": ((2, 3, 9), (9,)),
-    "a single row": ((9,), (9, 4)),
-    "a single row and a vector": ((9,), (9,)),
-    "one category": ((5, 1), (1, 4)),
-    "wide": ((3, 100), (100, 2)),
-}
-
-
-@each(CATEGORICAL)
-@pytest.mark.parametrize(("shape", "weight_shape"), SHAPES.values(), ids=SHAPES)
-def test_select_is_the_dense_product(case, shape, weight_shape):
-    logits, weight = normal(*shape).double(), normal(*weight_shape, seed=2).double()
-    for actual, expected in zip(*both_forms(case, logits, weight), strict=True):
-        torch.testing.assert_close(actual, expected, **EXACT)
-
-
-@each(CATEGORICAL)
-@pytest.mark.parametrize("dim", [0, 1, 2, -2])
-def test_any_axis_with_mask_and_temperatures(case, dim):
-    logits = normal(5, 4, 3).double()
-    n = logits.shape[dim]
-    shape = list(logits.shape)
-    shape[dim] = 1
-    results = both_forms(
-        case, logits, normal(n, 2, seed=2).double(), temperatures(*shape), dim,
-        allowed_some(5, 4, 3, dim=dim),
-    )  # fmt: skip
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected, **EXACT)
+@each(SAMPLERS_OF_CATEGORIES)
+def test_select_is_the_dense_product(case):
+    for shape, width in (
+        ((6, 9), (4,)),
+        ((2, 3, 9), (4,)),
+        ((2, 3, 9), ()),
+        ((9,), (4,)),
+        ((9,), ()),
+        ((5, 1), (4,)),
+        ((3, 100), (2,)),
+    ):
+        assert_is_the_dense_product(case, normal(*shape), normal(shape[-1], *width, seed=2))
+    for dim in (0, 1, 2, -2):
+        logits, mask = normal(5, 4, 3), normal(5, 4, 3, seed=3) < 0.5
+        mask.select(dim, 0).fill_(True)
+        tau = normal(5, 4, 3, seed=4).exp().select(dim, 0).unsqueeze(dim)
+        weight = normal(logits.shape[dim], 2, seed=2)
+        assert_is_the_dense_product(case, logits, weight, tau, dim, mask=mask)
 
 
 def check_kernels(case, logits, weight, tau=0.7, dim=-1, mask=None):
     """Values and gradients of the kernels against the torch path in float64 on the same draw."""
     x, w = leaves(logits, weight)
-    index, handle = case.sample_index(
-        x, tau, dim=dim, mask=mask, generator=seeded(1), backend="triton"
-    )
+    arguments = {"dim": dim, "mask": mask, "generator": seeded(1), "backend": "triton"}
+    index, handle = sample_index(x, case.name, tau, **case.options, **arguments)
     value = select(handle, w)
     assert torch.equal(value, weight[index])
     g = normal(*value.shape, seed=11, dtype=weight.dtype)
@@ -135,114 +112,96 @@ def check_kernels(case, logits, weight, tau=0.7, dim=-1, mask=None):
     flat, table = g.reshape(index.numel(), -1), weight.reshape(n, -1)
     # what the kernel gets is rounded, as the gradient of a dense one-hot would be
     at_one_hot = (flat @ table.T).reshape(*index.shape, n).movedim(-1, dim)
-    expected = case.expected(logits, at_one_hot, index, tau, dim, mask, seed_of(1))
-    assert_gradient(for_logits, expected, case.scale(at_one_hot, index, expected, dim))
+    expected = case.expected(logits, at_one_hot, index, tau, dim, mask, kernels.seed_of(1))
+    scale = case.scale(at_one_hot, index, expected, dim)
+    kernels.assert_gradient(for_logits, expected, scale)
     wide = torch.zeros(n, flat.shape[1], dtype=torch.float64)
     wide.index_add_(0, index.flatten(), flat.double())
-    assert_gradient(for_weight.reshape(n, -1), wide, wide.abs().amax())
+    kernels.assert_gradient(for_weight.reshape(n, -1), wide, wide.abs().amax())
 
 
-@each(CATEGORICAL)
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_kernels_agree_with_the_torch_path(case, backend):
-    check_kernels(case, normal(4, 3, 9), normal(9, 5, seed=2))
-    check_kernels(
-        case, normal(9, 4), normal(9, seed=2), temperatures(1, 4), 0, allowed_some(9, 4, dim=0)
-    )
+@each(kernels.CATEGORICAL)
+@INTERPRETER
+def test_kernels_agree_with_the_torch_path(case):
+    check_kernels(case, normal(4, 3, 9, dtype=FLOAT32), normal(9, 5, seed=2, dtype=FLOAT32))
+    logits, weight = normal(9, 4, dtype=FLOAT32), normal(9, seed=2, dtype=FLOAT32)
+    mask = kernels.allowed_some(9, 4, dim=0)
+    check_kernels(case, logits, weight, kernels.temperatures(1, 4), 0, mask)
 
 
-@each_dtype()
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_kernels_in_every_dtype(dtype, backend):
-    check_kernels(REINMAX, normal(6, 9, dtype=dtype), normal(9, 4, seed=2, dtype=dtype))
+@pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
+@INTERPRETER
+def test_kernels_in_every_dtype(dtype):
+    check_kernels(kernels.REINMAX, normal(6, 9, dtype=dtype), normal(9, 4, seed=2, dtype=dtype))
 
 
 @each_backend
-@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("logits_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_dtype", [FLOAT32, torch.bfloat16])
+@pytest.mark.parametrize("logits_dtype", [FLOAT32, torch.bfloat16])
 def test_logits_and_weight_of_two_dtypes(logits_dtype, weight_dtype, backend):
     logits, weight = leaves(
         normal(6, 9, dtype=logits_dtype), normal(9, 4, seed=2, dtype=weight_dtype)
     )
-    index, handle = REINMAX.sample_index(logits, 0.7, generator=seeded(1), backend=backend)
+    index, handle = sample_index(logits, tau=0.7, generator=seeded(1), backend=backend)
     value = select(handle, weight)
     assert value.dtype == weight_dtype
     g = normal(6, 4, seed=11, dtype=weight_dtype)
     value.backward(g)
     assert logits.grad.dtype == logits_dtype
     assert weight.grad.dtype == weight_dtype
-    expected = REINMAX.expected(logits, g @ weight.detach().T, index, 0.7)
-    scale = REINMAX.scale(g @ weight.detach().T, index, expected)
-    assert_gradient(logits.grad, expected, scale)
+    at_one_hot = g @ weight.detach().T
+    expected = kernels.REINMAX.expected(logits, at_one_hot, index, 0.7)
+    scale = kernels.REINMAX.scale(at_one_hot, index, expected)
+    kernels.assert_gradient(logits.grad, expected, scale)
 
 
-@each(CATEGORICAL)
+@each(SAMPLERS_OF_CATEGORIES)
 @each_backend
 def test_several_selections_add_their_gradients(case, backend):
     dtype = dtype_of(backend)
     first, second = normal(7, 3, seed=2, dtype=dtype), normal(7, seed=3, dtype=dtype)
-    gradients = []
-    for is_dense in (False, True):
-        (logits,) = leaves(normal(5, 7, dtype=dtype))
-        if is_dense:
-            z = case.sample(logits, 0.7, generator=seeded(1), backend=backend)
-            loss = (z @ first).square().sum() + (z @ second).exp().sum()
-        else:
-            _, handle = case.sample_index(logits, 0.7, generator=seeded(1), backend=backend)
-            loss = select(handle, first).square().sum() + select(handle, second).exp().sum()
-        gradients.append(torch.autograd.grad(loss, logits)[0])
-    tolerance = EXACT if backend == "torch" else {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(*gradients, **tolerance)
+    (logits,) = leaves(normal(5, 7, dtype=dtype))
+    z = case.sample(logits, 0.7, generator=seeded(1), backend=backend)
+    dense = (z @ first).square().sum() + (z @ second).exp().sum()
+    _, handle = index_of(case, logits, generator=seeded(1), backend=backend)
+    indexed = select(handle, first).square().sum() + select(handle, second).exp().sum()
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (indexed, dense)]
+    torch.testing.assert_close(
+        *gradients, **{"rtol": 1e-5, "atol": 1e-5} if dtype == FLOAT32 else {}
+    )
 
 
 @each_backend
 def test_only_what_needs_a_gradient_gets_one(backend):
-    dtype = dtype_of(backend)
-    logits, weight = normal(5, 7, dtype=dtype), normal(7, 3, seed=2, dtype=dtype)
+    logits, weight = normal(5, 50, dtype=FLOAT32), normal(50, 3, seed=2, dtype=FLOAT32)
     for of_logits, of_weight in ((True, False), (False, True), (False, False)):
-        x = logits.clone().requires_grad_(of_logits)
-        w = weight.clone().requires_grad_(of_weight)
-        _, handle = REINMAX.sample_index(x, generator=seeded(1), backend=backend)
+        x, w = logits.clone().requires_grad_(of_logits), weight.clone().requires_grad_(of_weight)
+        index, handle = sample_index(x, generator=seeded(1), backend=backend)
         value = select(handle, w)
         assert value.requires_grad == (of_logits or of_weight)
         if value.requires_grad:
             value.sum().backward()
         assert (x.grad is not None) == of_logits
         assert (w.grad is not None) == of_weight
-
-
-@each_backend
-def test_nothing_is_kept_without_gradients(backend):
-    logits, weight = leaves(normal(5, 7), normal(7, 3))
+        if of_weight:
+            # rows that were not drawn get zero
+            drawn = torch.bincount(index, minlength=50).float()
+            assert torch.equal(w.grad, drawn[:, None].expand(50, 3))
+    x, w = leaves(logits, weight)
     with torch.no_grad():
-        index, handle = REINMAX.sample_index(logits, backend=backend)
-        value = select(handle, weight)
+        index, handle = sample_index(x, backend=backend)
+        value = select(handle, w)
     assert torch.equal(value, weight[index])
     assert value.grad_fn is None
 
 
 @each_backend
-def test_rows_that_were_not_drawn_get_zero(backend):
-    logits, weight = leaves(normal(3, 50), normal(50, 4))
-    index, handle = REINMAX.sample_index(logits, generator=seeded(1), backend=backend)
-    select(handle, weight).sum().backward()
-    drawn = torch.bincount(index, minlength=50).float()
-    assert torch.equal(weight.grad, drawn[:, None].expand(50, 4))
-
-
-@each_backend
-def test_double_backward_is_refused(backend):
-    logits, weight = leaves(normal(3, 5), normal(5, 4))
-    _, handle = REINMAX.sample_index(logits, backend=backend)
+def test_wrong_derivatives_are_refused(backend):
+    logits, weight = leaves(normal(3, 5, dtype=FLOAT32), normal(5, 4, dtype=FLOAT32))
+    _, handle = sample_index(logits, backend=backend)
     first = torch.autograd.grad(select(handle, weight).square().sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiating it again is refused"):
         torch.autograd.grad(first[0].sum(), logits)
-
-
-@each_backend
-def test_weight_that_is_changed_in_between_is_noticed(backend):
-    logits, weight = leaves(normal(3, 5), normal(5, 4))
-    _, handle = REINMAX.sample_index(logits, backend=backend)
     value = select(handle, weight)
     with torch.no_grad():
         weight.mul_(2)
@@ -250,17 +209,16 @@ def test_weight_that_is_changed_in_between_is_noticed(backend):
         value.sum().backward()
 
 
-@each(CATEGORICAL)
+@each(SAMPLERS_OF_CATEGORIES)
 def test_under_transforms(case):
     """Per-sample gradients are those of the dense form; draws are the same from one seed."""
-    batch, weight = normal(4, 7).double(), normal(7, 3, seed=2).double()
+    batch, weight = normal(4, 7), normal(7, 3, seed=2)
 
     def indexed(logits, weight):
-        _, handle = case.sample_index(logits, 0.7, backend="torch")
-        return select(handle, weight).square().sum()
+        return select(index_of(case, logits)[1], weight).square().sum()
 
     def dense(logits, weight):
-        return (case.sample(logits, 0.7, backend="torch") @ weight).square().sum()
+        return (case.sample(logits, 0.7) @ weight).square().sum()
 
     results = []
     with torch.random.fork_rng():
@@ -270,105 +228,114 @@ def test_under_transforms(case):
             results.append(gradient(batch, weight))
     for actual, expected in zip(*results, strict=True):
         assert actual.shape[0] == 4
-        torch.testing.assert_close(actual, expected, **EXACT)
+        assert_close(actual, expected)
 
 
 def test_kernels_are_not_used_under_transforms():
     with pytest.raises(discretegrad.BackendUnavailable, match=r"torch\.func"):
         vmap(
-            lambda x: select(discretegrad.reinmax_index(x, backend="triton")[1], torch.ones(3)),
+            lambda x: select(sample_index(x, backend="triton")[1], torch.ones(3)),
             randomness="different",
         )(torch.zeros(2, 3))
 
 
 # torch warns about its own internals while it compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@each(CATEGORICAL)
+@each(SAMPLERS_OF_CATEGORIES)
 @each_backend
 def test_compiled_is_eager(case, backend, compiler):
+    mask = torch.tensor([True, True, False, True, True])
+
     def step(logits, weight):
-        index, handle = case.sample_index(logits, 0.7, mask=mask, backend=backend)
+        index, handle = index_of(case, logits, mask=mask, backend=backend)
         return index, select(handle, weight)
 
-    mask = torch.tensor([True, True, False, True, True])
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     results = []
-    for function in (compiled, step):
+    for function in (torch.compile(step, fullgraph=True, backend="aot_eager"), step):
         torch.manual_seed(1)
-        logits, weight = leaves(normal(4, 5), normal(5, 3, seed=2))
+        logits, weight = leaves(normal(4, 5, dtype=FLOAT32), normal(5, 3, seed=2, dtype=FLOAT32))
         index, value = function(logits, weight)
         value.square().sum().backward()
         results.append((index, value.detach(), logits.grad, weight.grad))
-    own, scale, _ = TOLERANCES[torch.float32]
     for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=own, atol=scale)
+        torch.testing.assert_close(actual, expected, rtol=4e-6, atol=1e-6)
 
 
 @each_backend
 def test_checkpoint_gives_the_same_gradient(backend):
     def step(logits, weight):
-        return select(REINMAX.sample_index(logits, 0.7, backend=backend)[1], weight).square()
+        return select(sample_index(logits, backend=backend)[1], weight).square()
 
     results = []
     with torch.random.fork_rng():
         for run in (step, lambda *x: checkpoint(step, *x, use_reentrant=False)):
             torch.manual_seed(4)
-            logits, weight = leaves(normal(6, 5), normal(5, 3, seed=2))
+            logits, weight = leaves(
+                normal(6, 5, dtype=FLOAT32), normal(5, 3, seed=2, dtype=FLOAT32)
+            )
             run(logits, weight).sum().backward()
             results.append((logits.grad, weight.grad))
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)
 
 
-def handle_of(*shape):
-    return discretegrad.reinmax_index(torch.zeros(shape))[1]
+def test_a_sampler_by_name_by_row_and_of_ones_own():
+    logits, row = normal(3, 5), SAMPLERS["reinmax"]
+    mine = replace(row, name="mine")
+    for estimator in ("reinmax", row, mine):
+        index, _ = sample_index(logits, estimator, generator=seeded(1))
+        assert torch.equal(index, sample_index(logits, generator=seeded(1))[0])
 
 
-WRONG = {
-    "no handle": (lambda: torch.zeros(3), lambda: torch.zeros(3, 2), TypeError, "a handle from"),
-    "the pair": (
-        lambda: discretegrad.reinmax_index(torch.zeros(2, 3)),
-        lambda: torch.zeros(3, 2),
-        TypeError,
-        "got tuple",
-    ),
-    "no tensor": (lambda: handle_of(2, 3), lambda: [1.0, 2.0, 3.0], TypeError, "got list"),
-    "integers": (lambda: handle_of(2, 3), lambda: torch.arange(3), TypeError, r"got torch\.int64"),
-    "too few rows": (
-        lambda: handle_of(2, 3),
-        lambda: torch.zeros(2, 3),
-        ValueError,
-        r"\(3, width\) or \(3,\).*got \(2, 3\)",
-    ),
-    "too many axes": (
-        lambda: handle_of(2, 3),
-        lambda: torch.zeros(3, 2, 2),
-        ValueError,
-        r"got \(3, 2, 2\)",
-    ),
-    "no axis": (lambda: handle_of(2, 3), lambda: torch.zeros(()), ValueError, r"got \(\)"),
-    "another device": (
-        lambda: handle_of(2, 3),
-        lambda: torch.zeros(3, 2, device="meta"),
-        ValueError,
-        "device cpu, got meta",
-    ),
-}
+WRONG_ESTIMATORS = [
+    *[
+        ({"estimator": name}, ValueError, f"got '{name}'. Only samplers have")
+        for name in ("reinforce", "exact", "reinmaxx")
+    ],
+    ({"estimator": discretegrad.get("reinforce")}, ValueError, "Only samplers have"),
+    ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler .* got function"),
+    ({"estimator": None}, TypeError, "got NoneType"),
+    ({"gap": 1.0}, TypeError, "reinmax: expected options among .* got 'gap'"),
+    ({"estimator": "gapped", "gap": -1.0}, ValueError, "gapped: expected a finite gap"),
+    ({"estimator": "gapped", "order": 1}, TypeError, "expected options among gap, got 'order'"),
+    ({"estimator": "gumbel_softmax", "hard": False}, ValueError, "hard=True, got False"),
+    ({"given": torch.tensor([0, 0])}, TypeError, "got 'given'"),
+]
 
 
-@pytest.mark.parametrize(("handle", "weight", "error", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments_of_select(handle, weight, error, message):
-    with pytest.raises(error, match=message):
-        select(handle(), weight())
+def test_wrong_arguments_of_sample_index():
+    for arguments, error, message in WRONG_ESTIMATORS:
+        with pytest.raises(error, match=message):
+            sample_index(torch.zeros(2, 3), **arguments)
 
 
-@each(CATEGORICAL)
+@pytest.mark.parametrize("name", SAMPLERS)
 @each_backend
-def test_wrong_logits_name_the_function_that_was_called(case, backend):
-    name = f"{case.name}_index"
-    with pytest.raises(ValueError, match=f"{name}: expected logits without NaN"):
-        case.sample_index(torch.tensor([float("nan"), 0.0]), backend=backend)
-    with pytest.raises(ValueError, match=f"{name}: expected dim in"):
-        case.sample_index(torch.zeros(2, 3), dim=2, backend=backend)
-    with pytest.raises(ValueError, match=f"{name}: expected tau"):
-        case.sample_index(torch.zeros(2, 3), 0.0, backend=backend)
+def test_wrong_logits_name_the_sampler(name, backend):
+    wrong = [
+        ({"logits": torch.tensor([float("nan"), 0.0])}, "expected logits without NaN"),
+        ({"dim": 2}, "expected dim in"),
+        ({"tau": 0.0}, "expected tau"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(ValueError, match=f"{name}: {message}"):
+            sample_index(
+                **{"logits": torch.zeros(2, 3), "estimator": name, "backend": backend, **changes}
+            )
+
+
+def test_wrong_arguments_of_select():
+    pair = sample_index(torch.zeros(2, 3))
+    handle, weight = pair[1], torch.zeros(3, 2)
+    for arguments, error, message in (
+        ((torch.zeros(3), weight), TypeError, "a handle from sample_index, got Tensor"),
+        ((pair, weight), TypeError, "got tuple"),
+        ((handle, [1.0, 2.0, 3.0]), TypeError, "got list"),
+        ((handle, torch.arange(3)), TypeError, r"got torch\.int64"),
+        ((handle, weight.mT), ValueError, r"\(3, width\) or \(3,\).*got \(2, 3\)"),
+        ((handle, torch.zeros(3, 2, 2)), ValueError, r"got \(3, 2, 2\)"),
+        ((handle, torch.zeros(())), ValueError, r"got \(\)"),
+        ((handle, weight.to("meta")), ValueError, "device cpu, got meta"),
+    ):
+        with pytest.raises(error, match=message):
+            select(*arguments)

@@ -98,20 +98,20 @@ def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Dr
     """A new draw, or the one that the user gave, with the noise that the rule needs."""
     family, call = get_family(rule.name, request.family), _call(rule, request)
     variables = family.prepare(call, learnable_tau=learnable_tau)
-    if request.given is None:
+    if request.given is not None:
+        drawn = family.accept(rule.name, variables, request.given)
+    elif request.noise is None and request.seed is None:
         drawn = family.draw(call, variables)
     else:
-        drawn = family.accept(rule.name, variables, request.given)
+        raise ValueError(
+            f"{rule.name}: expected given= beside noise= or seed=, which belong to a draw, got "
+            "none. Pass the draw, or leave them out to draw everything here."
+        )
     draw = Draw(family, variables, drawn)
     if rule.draw_noise is None:
         return draw
     if request.noise is None and request.seed is None:
         return draw._replace(noise=rule.draw_noise(draw, request.generator))
-    if request.given is None:
-        raise ValueError(
-            f"{rule.name}: expected given= beside noise= or seed=, which belong to a draw, got "
-            "none. Pass the draw, or leave them out to draw everything here."
-        )
     assert rule.accept_noise is not None
     return draw._replace(noise=rule.accept_noise(draw, request))
 
@@ -168,6 +168,8 @@ def _lacking(rule: Rule, request: Request) -> str:
     if request.noise is not None:
         return "noise that is given"
     if request.seed is not None:
+        if request.given is None:
+            return "seeds without a draw"
         if get_family(rule.name, request.family).name != "categorical":
             return "seeds for each member but for categories"
         if request.dim not in (-1, request.logits.ndim - 1):
