@@ -1,8 +1,9 @@
 """The figures of a report, and images that models make, as PNG files: the same bytes each time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..runs.files import write_whole
-from .axes import band_pieces, labels, limits, line_pieces, ticks
 from .document import Curve, Figure, usable
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _panel(panel: "Axes", figure: Figure) -> None:
     panel.set(xlabel=figure.x_label, ylabel=figure.y_label)
     if log:
         panel.set_yscale("log")
-        places = ticks(bottom, top, 6, log)
-        panel.set_yticks(places, labels(places, log))
+        panel.yaxis.set_major_locator(LogLocator() if top >= 10 * bottom else MaxNLocator(6))
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set(xlim=x_limits, ylim=(bottom, top))
     if figure.reference is not None and usable(figure.reference, log):
@@ -122,11 +122,11 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         )
     for number in figure.drawn:
         curve = figure.curves[number]
-        for band in band_pieces(curve, log):
+        for band in _band_pieces(curve, log):
             # matplotlib itself cuts off what a logarithmic axis does not have
             x, low, high = zip(*band, strict=True)
             panel.fill_between(x, low, high, color=curve.colour, alpha=0.16, linewidth=0)
-        for line in line_pieces(curve, log):
+        for line in _line_pieces(curve, log):
             x, y = zip(*line, strict=True)
             panel.add_line(_line(x, y, curve.colour, curve.dash))
         marked = [n for n in figure.marks(number) if usable(curve.y[n], log)]
@@ -134,6 +134,42 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         panel.plot(across, up, _mark(curve), color=curve.colour, markersize=4.5)
     if figure.empty:
         panel.text(0.5, 0.5, "no data", transform=panel.transAxes, ha="center")
+
+
+def _line_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float]]]:
+    """The line between its gaps: points x, y."""
+    points = zip(curve.x, curve.y, strict=True)
+    pieces = groupby(points, key=lambda point: usable(point[0]) and usable(point[1], log))
+    return [list(piece) for good, piece in pieces if good]
+
+
+def _band_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float, float]]]:
+    """The interval between its gaps: x, low, high; low may lie below a logarithmic axis."""
+    if curve.low is None or curve.high is None:
+        return []
+    points = zip(curve.x, curve.low, curve.high, strict=True)
+    pieces = groupby(points, key=lambda p: usable(p[0]) and usable(p[1]) and usable(p[2], log))
+    return [list(piece) for good, piece in pieces if good]
+
+
+def limits(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ends of both axes: all that can be drawn, with a little space above and below it."""
+    xs = [x for curve in figure.curves for x in curve.x]
+    ys = [y for curve in figure.curves for s in (curve.y, curve.low, curve.high) for y in s or ()]
+    if figure.reference is not None:
+        ys.append(figure.reference)
+    return _ends(xs, 0.0, False), _ends(ys, 0.05, figure.log_y)
+
+
+def _ends(values: Iterable[float], share: float, log: bool) -> tuple[float, float]:
+    numbers = [float(f"{v:.7g}") for v in values if usable(v, log)]
+    scaled = [math.log10(v) for v in numbers] if log else numbers
+    low, high = min(scaled, default=0.0), max(scaled, default=1.0)
+    space = share * (high - low)
+    if low == high:
+        space = 0.5 if log else 0.05 * abs(high) or 0.5
+    low, high = low - space, high + space
+    return (10**low, 10**high) if log else (low, high)
 
 
 def picture_grid(
