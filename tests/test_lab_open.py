@@ -217,6 +217,8 @@ def test_changes_are_all_combinations():
         (None, 1.5), (2.0, 1.5), (None, 3.0), (2.0, 3.0)
     }  # fmt: skip
     assert {type(one.power) for one in more.runs()} == {float}
+    search = tasks.recipe("polynomial-temperatures")
+    assert len(search.changed({"tau": [0.5, 2]}).runs()) == len(search.runs()) / 10 * 2
     published = tasks.recipe("vae-10x30").changed({"latents": ["4"]})
     assert not published.published
     assert not published.claims
