@@ -172,23 +172,13 @@ def _ends(values: Iterable[float], share: float, log: bool) -> tuple[float, floa
     return (10**low, 10**high) if log else (low, high)
 
 
-def picture_grid(
-    images: "Sequence[tuple[str, ArrayLike | Tensor]]",
-    path: Path | str,
-    *,
-    group: int = 2,
-    title: str = "",
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def picture_grid(images: "Sequence[tuple[str, ArrayLike | Tensor]]", path: Path | str) -> None:
     """Rows of grey pictures with their names, such as digits above their reconstructions.
 
     Args:
         images: For each row its name and its pictures: (number, height, width), from 0, black, to
             1, white; the same shape for all. What is not finite is red.
         path: The PNG file to write.
-        group: After so many rows there is a gap.
-        title: Stands above.
-        metadata: Texts to store in the file.
 
     Raises:
         ValueError: If the rows are none, or of different or other shapes.
@@ -200,11 +190,9 @@ def picture_grid(
             "expected rows of the same shape (number, height, width), "
             f"got {', '.join(map(str, shapes)) or 'no row'}"
         )
-    if group < 1:
-        raise ValueError(f"expected groups of at least one row, got {group}")
     number, height, width = shapes[0]
-    apart, between = 2, max(2, height // 4)  # pixels between pictures, more between groups
-    tops = [i * (height + apart) + i // group * between for i in range(len(rows))]
+    apart = 2  # pixels between pictures
+    tops = [i * (height + apart) for i in range(len(rows))]
     sheet = np.ones((tops[-1] + height, number * (width + apart) - apart, 3))
     for top, row in zip(tops, rows, strict=True):
         for k, picture in enumerate(row):
@@ -213,7 +201,7 @@ def picture_grid(
     # whole dots for each pixel, so that all are of the same size
     margin, left = 2, 6 + 4 * max(len(name) for name, _ in images)
     down, across = sheet.shape[0], sheet.shape[1]
-    total = left + across + margin, margin + down + (16 if title else margin)
+    total = left + across + margin, margin + down + margin
     with matplotlib.rc_context(_STYLE):
         canvas = Canvas(figsize=(total[0] * _DOTS / _DPI, total[1] * _DOTS / _DPI))
         place = left / total[0], margin / total[1], across / total[0], down / total[1]
@@ -224,9 +212,7 @@ def picture_grid(
         panel.tick_params(length=0)
         panel.grid(False)
         panel.spines[:].set_visible(False)
-        if title:
-            panel.set_title(title)
-        _save(canvas, path, metadata)
+        _save(canvas, path, None)
 
 
 def _pictures(pictures: "ArrayLike | Tensor") -> "NDArray[np.float64]":
