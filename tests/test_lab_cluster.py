@@ -173,7 +173,7 @@ def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
 
 def test_estimators_and_tasks_of_users_reach_the_workers(ray, tmp_path, monkeypatch):
     page = (Path(HERE).parent / "docs" / "extending-the-lab.md").read_text()
-    blocks = re.findall(r'```python title="(.*?)"\n(.*?)```', page, re.DOTALL)
+    blocks = re.findall(r'```py title="(.*?)"\n(.*?)```', page, re.DOTALL)
     for name, text in blocks:
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(tasks, "_extra", {})

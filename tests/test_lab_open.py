@@ -23,7 +23,7 @@ from lab_cases import make_stack
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending-the-lab.md").read_text()
 SMALL = {"latents": 6, "batch": 8, "steps_per_epoch": 5, "epochs": 2, "draws": 3}
-HALFWAY = re.search(r'```python title="halfway.py"\n(.*?)```', PAGE, re.DOTALL)[1]
+HALFWAY = re.search(r'```py title="halfway.py"\n(.*?)```', PAGE, re.DOTALL)[1]
 ROW = """
 import dataclasses
 import discretegrad
@@ -216,6 +216,8 @@ def test_changes_are_all_combinations():
         (None, 1.5), (2.0, 1.5), (None, 3.0), (2.0, 3.0)
     }  # fmt: skip
     assert {type(one.power) for one in more.runs()} == {float}
+    search = tasks.recipe("polynomial-temperatures")
+    assert len(search.changed({"tau": [0.5, 2]}).runs()) == len(search.runs()) / 10 * 2
     published = tasks.recipe("vae-10x30").changed({"latents": ["4"]})
     assert not published.published
     assert not published.claims
@@ -280,7 +282,7 @@ def test_the_page_works_as_it_stands(place, capsys):
     for kind, title, text in re.findall(r'```(\w+)(?: title="(.*?)")?\n(.*?)```', PAGE, re.DOTALL):
         if title:
             Path(title).write_text(text)
-        elif kind == "python":
+        elif kind == "py":
             exec(compile(text, "page", "exec"), {})
         else:
             commands += text.splitlines()

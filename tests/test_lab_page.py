@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 
 from discretegrad_lab.report import plots
-from discretegrad_lab.report.axes import labels, limits, ticks
 from discretegrad_lab.report.document import Curve, Figure, Page, Section, Table, Verdict
-from discretegrad_lab.report.drawing import DARK, LIGHT, MARKS, luminance, rgb, visible
 from discretegrad_lab.report.html import to_html
-from discretegrad_lab.report.plots import draw, picture_grid
+from discretegrad_lab.report.plots import draw, limits, picture_grid
+from discretegrad_lab.report.strokes import DARK, LIGHT, MARKS, luminance, rgb, visible
 
 TEMPLATE = files("discretegrad_lab.report").joinpath("page.html").read_text("utf-8")
 NAN, INF = math.nan, math.inf
@@ -284,25 +283,6 @@ def test_what_is_not_finite_is_a_gap_in_the_data():
     assert data["reference"] is None
 
 
-# the drawings without a script
-
-
-def drawing(figure):
-    text = plain(figure)
-    return Reader(text[text.index('<div class="plot">') : text.index('<p class="at">')])
-
-
-def test_lines_have_gaps_and_lonely_points_are_dots():
-    y = [1.0, NAN, 2.0, 3.0, INF, 4.0, 5.0, 6.0]
-    curve = Curve("a", "#0072B2", list(range(8)), y, **band(y), dash="6 3")
-    read = drawing(Figure("", "", "", "", (curve,)))
-    lines = [attributes for attributes, _ in read.of("path", "curve")]
-    assert [line["d"].count("L") + 1 for line in lines] == [2, 3]
-    assert {line["stroke-dasharray"] for line in lines} == {"6 3"}
-    assert len(read.of("circle", "dot")) == 1
-    assert [a["d"].count("L") + 1 for a, _ in read.of("path", "band")] == [2, 4, 6]
-
-
 def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_on_top(tmp_path):
     flat = [1.0] * 40
     colours_of = ("#0072B2", "#D55E00", "#009E73")
@@ -315,11 +295,10 @@ def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_
     marks = [figure.marks(n) for n in range(3)]
     assert len({point for points in marks for point in points}) == sum(map(len, marks))
     assert all(5 <= len(points) <= 8 for points in marks)
-    shapes = [attributes["d"] for attributes, _ in drawing(figure).of("path", "mark")]
-    assert [shapes.count(MARKS[n]) for n in range(3)] == list(map(len, marks))
-    assert data_of(plain(figure))[0]["curves"][1]["marks"] == marks[1]
-    legend = Reader(plain(figure))
-    assert len(legend.of("path", "mark")) == len(shapes) + 3
+    data = data_of(plain(figure))[0]
+    assert [curve["marks"] for curve in data["curves"]] == marks
+    legend = [attributes["d"] for attributes, _ in Reader(plain(figure)).of("path", "mark")]
+    assert legend == [curve["shape"] for curve in data["curves"]] == list(MARKS[:3])
     # a picture shows all three colours, though the lines are the same
     draw([figure], tmp_path / "plot.png")
     pixels = colours(tmp_path / "plot.png")[:400]
@@ -328,28 +307,6 @@ def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_
     gap = Figure("", "", "", "", (Curve("a", "#0072B2", EPOCHS, [NAN] * 20 + flat[20:]),))
     assert min(gap.marks(0)) >= 20
     assert len(set(MARKS)) == len(MARKS) == len(plots._MARKS)
-
-
-def test_points_stand_where_the_axes_say():
-    curve = Curve("a", "#0072B2", [0, 5000], [1.0, 100.0])
-    read = drawing(Figure("", "", "", "", (curve,), log_y=True, reference=10.0))
-    (line, _), (reference, _) = read.of("path", "curve")[0], read.of("path", "reference")[0]
-    (x0, y0), (x1, y1) = (map(float, p.split()) for p in line["d"][1:].split("L"))
-    assert (x0, x1) == (56, 628)
-    assert float(re.match(r"M56 ([\d.]+)H628", reference["d"])[1]) == pytest.approx(
-        (y0 + y1) / 2, abs=0.1
-    )
-    marks = {text: float(a["y"]) for a, text in read.of("text") if text in ("1", "100")}
-    assert marks == {"1": y0, "100": y1}
-
-
-def test_an_interval_that_reaches_below_zero_ends_at_a_logarithmic_axis():
-    curve = Curve("a", "#0072B2", [0, 1], [1.0, 2.0], [-1.0, 1.0], [2.0, 4.0])
-    figure = Figure("", "", "", "", (curve,), log_y=True)
-    read = drawing(figure)
-    (path, _) = read.of("path", "band")[0]
-    assert path["d"].endswith("L56.0 318.0Z")
-    assert limits(figure)[1][0] > 0.9
 
 
 def test_the_legend_shows_the_last_value_and_where_it_is():
@@ -362,21 +319,6 @@ def test_the_legend_shows_the_last_value_and_where_it_is():
     nowhere = Curve("a", "#000000", [1, 2, NAN], [1.0, NAN, 2.0], [0.5, 0, 0], [INF, 0, 0])
     read = Reader(plain(Figure("", "", "", "", (nowhere,))))
     assert (read.texts("span", "value"), read.texts("span", "interval")) == (["1.0000"], ["at 1"])
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "log", "texts"),
-    [
-        (0.1975, 0.2575, False, "0.20 0.21 0.22 0.23 0.24 0.25"),
-        (-3.0, 3.0, False, "-3 -2 -1 0 1 2 3"),
-        (0.9, 1.1, True, "0.90 0.95 1.00 1.05 1.10"),
-        (2.0, 30.0, True, "2 5 10 20"),
-        (0.001, 40.0, True, "0.001 0.01 0.1 1 10"),
-        (1e-90, 1e90, True, "1e-90 1e-60 1e-30 1 1e+30 1e+60 1e+90"),
-    ],
-)
-def test_axes_have_round_numbers(low, high, log, texts):
-    assert labels(ticks(low, high, 6, log), log) == texts.split()
 
 
 @pytest.mark.parametrize("background", [LIGHT, DARK])
@@ -410,7 +352,6 @@ def test_a_colour_that_can_be_seen_is_not_changed():
             lambda: picture_grid([("a", np.ones((1, 2, 2))), ("b", np.ones((2, 2, 2)))], "x.png"),
             r"got \(1, 2, 2\), \(2, 2, 2\)",
         ),
-        (lambda: picture_grid([("a", np.ones((1, 2, 2)))], "x.png", group=0), r"groups of at le"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, message, tmp_path, monkeypatch):
@@ -551,6 +492,72 @@ def test_a_browser_draws_all_figures_in_both_themes_and_asks_for_nothing(tmp_pat
     (how,) = seen["how"]
     assert all(word in how for word in ("zoom", "legend", "hide"))
     assert seen["wide"] <= seen["window"]
+
+
+DRAWN = """
+  return {
+    texts: all("figure").map((figure) => all(".plot text", figure).map((node) => node.textContent)),
+    lines: all("figure").map((figure) =>
+      all(".plot .curve", figure).map((path) => path.getAttribute("d"))),
+    bands: all("figure").map((figure) =>
+      all(".plot .band", figure).map((path) => path.getAttribute("d"))),
+    dots: all("figure").map((figure) => all(".plot .dot", figure).length),
+    marks: all("figure").map((figure) => all(".plot .mark", figure).length),
+    width: all(".plot")[0].clientWidth,
+    reference: all(".reference").map((path) => path.getAttribute("d")),
+  };
+"""
+AXES = [
+    (0.1975, 0.2575, False, "0.20 0.21 0.22 0.23 0.24 0.25"),
+    (-3.01, 3.01, False, "-3 -2 -1 0 1 2 3"),
+    (0.899, 1.101, True, "0.90 0.95 1.00 1.05 1.10"),
+    (1.9, 30.0, True, "2 5 10 20"),
+    (0.0009, 40.0, True, "0.001 0.01 0.1 1 10"),
+]
+"""Ends of the vertical axis, and the numbers along it."""
+
+
+def within(low, high, log):
+    """What lies so far inside of such an axis as the page leaves free."""
+    a, b = (math.log10(x) if log else x for x in (low, high))
+    ends = a + (b - a) / 22, b - (b - a) / 22
+    return [10**x if log else x for x in ends]
+
+
+@needs_browser
+def test_a_browser_draws_round_axes_gaps_and_intervals_where_they_are(tmp_path):
+    y = [1.0, NAN, 2.0, 3.0, INF, 4.0, 5.0, 6.0]
+    gaps = Curve("a", "#0072B2", list(range(8)), y, **band(y), dash="6 3")
+    rising = Curve("a", "#0072B2", [0, 5000], [1.0, 100.0])
+    below = Curve("a", "#0072B2", [0, 1], [1.0, 2.0], [-1.0, 1.0], [2.0, 4.0])
+    figures = [
+        Figure("", "", "", "", (gaps,)),
+        Figure("", "", "", "", (rising,), log_y=True, reference=10.0),
+        Figure("", "", "", "", (below,), log_y=True),
+        *(
+            Figure("", "", "", "", (Curve("a", "#0072B2", [0, 1], within(*axis[:3])),), axis[2])
+            for axis in AXES
+        ),
+    ]
+    page = Page("", "", (Section("", "", tuple(figures)),))
+    seen = browse(tmp_path, to_html(page), DRAWN)
+    assert {key: seen[key] for key in QUIET} == QUIET
+    # two lines and a lonely point; marks on some of its points
+    assert [path.count("L") + 1 for path in seen["lines"][0]] == [2, 3]
+    assert (seen["dots"][0], seen["marks"][0]) == (1, len(figures[0].marks(0)))
+    assert [path.count("L") + 1 for path in seen["bands"][0]] == [2, 4, 6]
+    # the reference lies halfway between 1 and 100
+    (x0, y0), (x1, y1) = (map(float, p.split()) for p in seen["lines"][1][0][1:].split("L"))
+    assert (x0, x1) == (56, seen["width"] - 12)
+    level = float(re.match(r"M56 ([\d.]+)H", seen["reference"][0])[1])
+    assert level == pytest.approx((y0 + y1) / 2, abs=0.1)
+    # what a logarithm does not have lies below the axis
+    heights = [float(point.split()[1]) for point in seen["bands"][2][0][1:-1].split("L")]
+    assert heights[-1] > max(heights[:-1])
+    assert limits(figures[2])[1][0] > 0.9
+    for texts, (*_, expected) in zip(seen["texts"][3:], AXES, strict=True):
+        numbers = [text for text in texts if text]
+        assert " ".join(numbers[: len(expected.split())]) == expected
 
 
 @needs_browser
@@ -764,23 +771,21 @@ def test_dashes_are_drawn_and_a_dash_is_as_long_as_on_the_page(tmp_path):
     assert np.median(np.diff(starts)) == pytest.approx(9 / 2 * 1.6 * 150 / 72, rel=0.03)
 
 
-def test_pictures_stand_in_rows_in_pairs_with_their_grey_values(tmp_path):
+def test_pictures_stand_in_rows_with_their_grey_values(tmp_path):
     first = torch.zeros(3, 28, 28, requires_grad=True)
     second = torch.ones(3, 28, 28)
     second[1, 7, 9] = NAN
-    rows = [("data", first), ("ReinMax", 0.5 * second), ("data", first), ("ST", second - 3)]
+    rows = [("data", first), ("ReinMax", 0.5 * second), ("ST", second - 3)]
     for name in ("a", "b"):
-        picture_grid(rows, tmp_path / f"{name}.png", title="Digits", metadata={"Source": "x"})
+        picture_grid(rows, tmp_path / f"{name}.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     pixels = colours(tmp_path / "a.png")
     # three dots a pixel; from the right: a margin of two, three pictures with two between them
-    column = pixels.shape[1] - 3 * (2 + 14)
-    line = pixels[:, column, 0]
-    from_below = 3 * np.array([2 + 14, 2 + 28 + 2 + 14, 2 + 2 * 30 + 7 + 14, 2 + 3 * 30 + 7 + 14])
-    assert line[-from_below].tolist() == [0, 0, 127, 0]
-    assert line[-3 * (2 + 2 * 30 + 3)] == 255  # between the pairs
-    reds = (pixels == [204, 0, 0]).all(-1)
-    assert reds.sum() == 2 * 3 * 3
+    line = pixels[:, pixels.shape[1] - 3 * (2 + 14), 0]
+    from_below = 3 * np.array([2 + 14, 2 + 30 + 14, 2 + 2 * 30 + 14])
+    assert line[-from_below].tolist() == [0, 127, 0]
+    assert line[-3 * (2 + 28 + 1)] == 255  # between the rows
+    assert (pixels == [204, 0, 0]).all(-1).sum() == 2 * 3 * 3
 
 
 def test_the_page_needs_nothing_and_the_plots_need_no_window():

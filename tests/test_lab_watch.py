@@ -56,7 +56,6 @@ def test_a_closed_pipe_is_met_once_and_training_goes_on(make):
     runs = (tiny("st", 0),)
     with make(file) as shown:
         shown.planned([], runs)
-        shown.say("this")
         shown.stack_started(runs, 0, 2, 2)
         for epoch in (1, 2):
             shown.epoch_done(epoch, {"loss": [1.0]}, 1.0)
@@ -68,11 +67,11 @@ def test_a_pipe_that_breaks_when_it_is_flushed():
     reader, writer = os.pipe()
     with open(writer, "w") as file:
         shown = JsonLines(file)
-        shown.say("read")
-        assert json.loads(os.read(reader, 1000)) == {"event": "message", "text": "read"}
+        shown.event("read")
+        assert json.loads(os.read(reader, 1000)) == {"event": "read"}
         os.close(reader)
-        shown.say("not read")
-        shown.say("not written")
+        shown.event("not read")
+        shown.event("not written")
         # as Python does at exit
         file.flush()
 

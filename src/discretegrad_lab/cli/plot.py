@@ -69,7 +69,7 @@ def plot(
                     draw(section.figures, folder / CURVES)
                     written.append(folder / CURVES)
             for path, labelled in images.items():
-                picture_grid(labelled, path, group=len(labelled))
+                picture_grid(labelled, path)
                 written.append(path)
         for path in written:
             typer.echo(f"Wrote {path}")

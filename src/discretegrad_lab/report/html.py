@@ -1,7 +1,7 @@
 """A report as one HTML file that opens from disk: curves to explore, tables and verdicts.
 
 The page asks for nothing: style, script and data are inside, and its own policy forbids requests.
-Without JavaScript it shows the same curves as still drawings.
+A script draws the curves; without JavaScript there are the last values, tables and verdicts.
 """
 
 import json
@@ -12,9 +12,8 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from .axes import rounded
-from .document import Curve, Figure, Page, Section, Table, Verdict, usable
-from .drawing import dashes, drawing, ink, mark
+from .document import LARGEST, Curve, Figure, Page, Section, Table, Verdict, usable
+from .strokes import dashes, ink, mark
 
 
 def to_html(page: Page) -> str:
@@ -134,7 +133,7 @@ def _figure(figure: Figure, name: str) -> str:
             f"{_paragraphs(figure.caption)}</figcaption>",
             '<div class="tools" hidden><button type="button" class="log">log scale</button>'
             '<button type="button" class="reset" disabled>reset zoom</button></div>',
-            f'<div class="plot">{drawing(figure, label)}</div>',
+            f'<div class="plot"><svg role="img" aria-label="{escape(label)}"></svg></div>',
             '<p class="at">last value</p>',
             f'<ul class="legend">{legend}</ul>',
             '<p class="spoken" aria-live="polite"></p>',
@@ -175,7 +174,7 @@ def _data(figure: Figure) -> dict[str, object]:
         "x": figure.x_label,
         "y": figure.y_label,
         "log": figure.log_y,
-        "reference": rounded(figure.reference),
+        "reference": _rounded(figure.reference),
         "referenceName": figure.reference_name,
         "order": figure.drawn,
         "curves": [
@@ -186,7 +185,7 @@ def _data(figure: Figure) -> dict[str, object]:
                 "shape": mark(curve),
                 "marks": figure.marks(number),
                 **{
-                    name: [rounded(v) for v in values]
+                    name: [_rounded(v) for v in values]
                     for name in ("x", "y", "low", "high")
                     if (values := getattr(curve, name)) is not None
                 },
@@ -194,6 +193,13 @@ def _data(figure: Figure) -> dict[str, object]:
             for number, curve in enumerate(figure.curves)
         ],
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    """A number with seven digits, which are more than a screen shows; None for a gap."""
+    if value is None or not usable(value):
+        return None
+    return float(f"{value:.7g}") if abs(value) * LARGEST > 1 else 0.0
 
 
 def _json(document: object) -> str:

@@ -1,8 +1,9 @@
 """The figures of a report, and images that models make, as PNG files: the same bytes each time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..runs.files import write_whole
-from .axes import band_pieces, labels, limits, line_pieces, ticks
 from .document import Curve, Figure, usable
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _panel(panel: "Axes", figure: Figure) -> None:
     panel.set(xlabel=figure.x_label, ylabel=figure.y_label)
     if log:
         panel.set_yscale("log")
-        places = ticks(bottom, top, 6, log)
-        panel.set_yticks(places, labels(places, log))
+        panel.yaxis.set_major_locator(LogLocator() if top >= 10 * bottom else MaxNLocator(6))
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set(xlim=x_limits, ylim=(bottom, top))
     if figure.reference is not None and usable(figure.reference, log):
@@ -122,11 +122,11 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         )
     for number in figure.drawn:
         curve = figure.curves[number]
-        for band in band_pieces(curve, log):
+        for band in _band_pieces(curve, log):
             # matplotlib itself cuts off what a logarithmic axis does not have
             x, low, high = zip(*band, strict=True)
             panel.fill_between(x, low, high, color=curve.colour, alpha=0.16, linewidth=0)
-        for line in line_pieces(curve, log):
+        for line in _line_pieces(curve, log):
             x, y = zip(*line, strict=True)
             panel.add_line(_line(x, y, curve.colour, curve.dash))
         marked = [n for n in figure.marks(number) if usable(curve.y[n], log)]
@@ -136,23 +136,49 @@ def _panel(panel: "Axes", figure: Figure) -> None:
         panel.text(0.5, 0.5, "no data", transform=panel.transAxes, ha="center")
 
 
-def picture_grid(
-    images: "Sequence[tuple[str, ArrayLike | Tensor]]",
-    path: Path | str,
-    *,
-    group: int = 2,
-    title: str = "",
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def _line_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float]]]:
+    """The line between its gaps: points x, y."""
+    points = zip(curve.x, curve.y, strict=True)
+    pieces = groupby(points, key=lambda point: usable(point[0]) and usable(point[1], log))
+    return [list(piece) for good, piece in pieces if good]
+
+
+def _band_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float, float]]]:
+    """The interval between its gaps: x, low, high; low may lie below a logarithmic axis."""
+    if curve.low is None or curve.high is None:
+        return []
+    points = zip(curve.x, curve.low, curve.high, strict=True)
+    pieces = groupby(points, key=lambda p: usable(p[0]) and usable(p[1]) and usable(p[2], log))
+    return [list(piece) for good, piece in pieces if good]
+
+
+def limits(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ends of both axes: all that can be drawn, with a little space above and below it."""
+    xs = [x for curve in figure.curves for x in curve.x]
+    ys = [y for curve in figure.curves for s in (curve.y, curve.low, curve.high) for y in s or ()]
+    if figure.reference is not None:
+        ys.append(figure.reference)
+    return _ends(xs, 0.0, False), _ends(ys, 0.05, figure.log_y)
+
+
+def _ends(values: Iterable[float], share: float, log: bool) -> tuple[float, float]:
+    numbers = [float(f"{v:.7g}") for v in values if usable(v, log)]
+    scaled = [math.log10(v) for v in numbers] if log else numbers
+    low, high = min(scaled, default=0.0), max(scaled, default=1.0)
+    space = share * (high - low)
+    if low == high:
+        space = 0.5 if log else 0.05 * abs(high) or 0.5
+    low, high = low - space, high + space
+    return (10**low, 10**high) if log else (low, high)
+
+
+def picture_grid(images: "Sequence[tuple[str, ArrayLike | Tensor]]", path: Path | str) -> None:
     """Rows of grey pictures with their names, such as digits above their reconstructions.
 
     Args:
         images: For each row its name and its pictures: (number, height, width), from 0, black, to
             1, white; the same shape for all. What is not finite is red.
         path: The PNG file to write.
-        group: After so many rows there is a gap.
-        title: Stands above.
-        metadata: Texts to store in the file.
 
     Raises:
         ValueError: If the rows are none, or of different or other shapes.
@@ -164,11 +190,9 @@ def picture_grid(
             "expected rows of the same shape (number, height, width), "
             f"got {', '.join(map(str, shapes)) or 'no row'}"
         )
-    if group < 1:
-        raise ValueError(f"expected groups of at least one row, got {group}")
     number, height, width = shapes[0]
-    apart, between = 2, max(2, height // 4)  # pixels between pictures, more between groups
-    tops = [i * (height + apart) + i // group * between for i in range(len(rows))]
+    apart = 2  # pixels between pictures
+    tops = [i * (height + apart) for i in range(len(rows))]
     sheet = np.ones((tops[-1] + height, number * (width + apart) - apart, 3))
     for top, row in zip(tops, rows, strict=True):
         for k, picture in enumerate(row):
@@ -177,7 +201,7 @@ def picture_grid(
     # whole dots for each pixel, so that all are of the same size
     margin, left = 2, 6 + 4 * max(len(name) for name, _ in images)
     down, across = sheet.shape[0], sheet.shape[1]
-    total = left + across + margin, margin + down + (16 if title else margin)
+    total = left + across + margin, margin + down + margin
     with matplotlib.rc_context(_STYLE):
         canvas = Canvas(figsize=(total[0] * _DOTS / _DPI, total[1] * _DOTS / _DPI))
         place = left / total[0], margin / total[1], across / total[0], down / total[1]
@@ -188,9 +212,7 @@ def picture_grid(
         panel.tick_params(length=0)
         panel.grid(False)
         panel.spines[:].set_visible(False)
-        if title:
-            panel.set_title(title)
-        _save(canvas, path, metadata)
+        _save(canvas, path, None)
 
 
 def _pictures(pictures: "ArrayLike | Tensor") -> "NDArray[np.float64]":

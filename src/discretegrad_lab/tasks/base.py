@@ -233,8 +233,7 @@ class Recipe:
                 f"expected at least one estimator and one seed for {self.name}, got none; "
                 "leave the option out for all of them"
             )
-        runs = [run for key in wanted for seed in numbers for run in self.build(known[key], seed)]
-        return list(dict.fromkeys(runs))
+        return [run for key in wanted for seed in numbers for run in self.build(known[key], seed)]
 
     def changed(self, changes: Mapping[str, Sequence[Any]]) -> "Recipe":
         """This recipe with other values of some fields of its runs, in all combinations.
@@ -255,9 +254,10 @@ class Recipe:
         ]
 
         def build(estimator: Any, seed: int) -> Iterator[Run]:
-            for run in self.build(estimator, seed):
-                for combination in combinations:
-                    yield dataclasses.replace(run, **combination)
+            runs = list(self.build(estimator, seed))
+            changed = (dataclasses.replace(run, **x) for run in runs for x in combinations)
+            # once each: a recipe may have had several values of a field itself
+            yield from dict.fromkeys(changed)
 
         several = tuple(
             name

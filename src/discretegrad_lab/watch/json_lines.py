@@ -28,10 +28,6 @@ class JsonLines(Listener):
     def __exit__(self, *_: object) -> None:
         """Nothing to end."""
 
-    def say(self, text: str) -> None:
-        """A sentence is an event too."""
-        self.event("message", text=text)
-
     def event(self, kind: str, **fields: Any) -> None:
         """Write one."""
         print(to_json({"event": kind, **fields}), file=self._file, flush=True)
