@@ -93,13 +93,12 @@ QUICK_PACE = Pace(rounds=2, seconds=0.0, calls=1)
 
 TORCH = "F.gumbel_softmax(hard=True)"
 TORCH_PATH, COMPILED = 'reinmax backend="torch"', "reinmax, compiled"
-_torch_path = calls.sampler(REINMAX, backend="torch")
 CATEGORICAL = (
     Sampler(REINMAX, calls.sampler(REINMAX), reinmax_tau=1.0),
     Sampler("reinmax tau=1.3", calls.sampler(REINMAX, tau=1.3), reinmax_tau=1.3),
     *(Sampler(x, calls.sampler(x)) for x in calls.SAMPLERS if x not in (REINMAX, "gumbel_rao")),
-    Sampler(TORCH_PATH, _torch_path, reinmax_tau=1.0),
-    Sampler(COMPILED, lambda logits: _torch_path(logits), reinmax_tau=1.0, compiled=True),
+    Sampler(TORCH_PATH, calls.torch_reinmax, reinmax_tau=1.0),
+    Sampler(COMPILED, calls.torch_reinmax, reinmax_tau=1.0, compiled=True),
     torch_gumbel_softmax(TORCH),
     PYPI_REINMAX,
 )
