@@ -7,16 +7,17 @@ from pathlib import Path
 
 import calls
 import reproduction
-from discretegrad_lab.config import Polynomial
-from discretegrad_lab.estimators import ESTIMATORS
-from discretegrad_lab.page import Claim, Figure
-from discretegrad_lab.readings import NEAR, decimal, describe
-from discretegrad_lab.recipes import RECIPES
 from measure import ROOT
 from pages import PICTURES, markdown, wrapped
 
-from discretegrad_lab import published, results
-from discretegrad_lab.report import VERDICTS, Entry, entries, section
+from discretegrad_lab import LINES, tasks
+from discretegrad_lab.report import results
+from discretegrad_lab.report.document import Figure, Verdict
+from discretegrad_lab.report.entries import Entry, entries
+from discretegrad_lab.tasks.base import read_rows
+from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.polynomial.recipes import CANDIDATES, TABLE
 
 DEMO = ROOT / "results" / "polynomial-headline"
 
@@ -54,13 +55,14 @@ def demo_block() -> str:
     return f"{demo_table(stored)}\n\n{wrapped(demo_caption(stored))}\n"
 
 
-def demo_table(stored: results.Results) -> str:
+def demo_table(stored: Results) -> str:
     """A line for each estimator, and for each p the loss and the steps."""
     lines: dict[str, list[str]] = {}
     headings = ["estimator"]
-    for entry in entries(stored):
-        title = ESTIMATORS[entry.estimator].title
-        problem = f"{describe(entry.setting)}, best {decimal(entry.optimum, 5)}"
+    reading = reproduction.reading(stored)
+    for entry in entries(reading, stored):
+        title = LINES[entry.estimator].label
+        problem = f"{reading.describe(entry.setting)}, best {decimal(entry.optimum, 5)}"
         if problem not in headings:
             headings += [problem, "steps"]
         lines.setdefault(title, [title]).extend((_loss(entry), _steps(entry)))
@@ -68,7 +70,7 @@ def demo_table(stored: results.Results) -> str:
     if len({tau for each in taus.values() for tau in each}) > 1:
         headings.append("τ")
         for name, each in taus.items():
-            lines[ESTIMATORS[name].title].append(" / ".join(f"{tau:g}" for tau in each) or "-")
+            lines[LINES[name].label].append(" / ".join(f"{tau:g}" for tau in each) or "-")
     return markdown(headings, list(lines.values()))
 
 
@@ -85,21 +87,21 @@ def _steps(entry: Entry) -> str:
     return f"{entry.steps.mean:,.0f}" if arrived else "-"
 
 
-def _taus(stored: results.Results) -> dict[str, list[float]]:
+def _taus(stored: Results) -> dict[str, list[float]]:
     """The temperatures of every estimator, one for each p; none where it has no temperature."""
     names = dict.fromkeys(row.config["estimator"] for row in stored.rows)
     powers = [setting["power"] for setting in stored.settings(("power",))]
     return {
         name: [stored.where(estimator=name, power=power)[0].config["tau"] for power in powers]
-        if ESTIMATORS[name].has_tau
+        if LINES[name].has_tau
         else []
         for name in names
     }
 
 
-def demo_caption(stored: results.Results) -> str:
+def demo_caption(stored: Results) -> str:
     """What the table shows, and what it does not."""
-    whole = section(stored, figures=False)
+    whole = reproduction.section(stored)
     run, paper = stored.rows[0].config, Polynomial(estimator="reinmax")
     seeds = len({row.config["seed"] for row in stored.rows})
     number = "one seed" if seeds == 1 else f"{seeds} seeds, mean ± half the 95 % interval"
@@ -111,7 +113,7 @@ def demo_caption(stored: results.Results) -> str:
         f"there; a dash means: not within these steps. GR-MCK has {run['draws']:,} draws (the "
         f"paper: {paper.draws:,}). {_tuning(stored)} For p = 2, a quadratic loss, ReinMax at τ = 1 "
         "is unbiased.\n\n"
-        f"{_claims([item for item in whole.items if isinstance(item, Claim)], stored.recipe)}\n\n"
+        f"{_claims(whole.verdicts, stored.recipe)}\n\n"
         f"{whole.text}"
     )
 
@@ -121,14 +123,14 @@ def _training(config: Mapping[str, object]) -> str:
     return f"{steps:,} steps of Adam at a learning rate of {config['learning_rate']:g}"
 
 
-def _tuning(stored: results.Results) -> str:
+def _tuning(stored: Results) -> str:
     """The temperatures of these runs, and how they were chosen."""
     searched = {
         (float(row["power"]), row["target"], row["estimator"], float(row["tau"]))
-        for row in published.rows("temperatures.csv")
+        for row in read_rows(TABLE)
         if row["chosen"] == "yes" and int(row["runs"])
     }
-    tempered = [row.config for row in stored.rows if ESTIMATORS[row.config["estimator"]].has_tau]
+    tempered = [row.config for row in stored.rows if LINES[row.config["estimator"]].has_tau]
     taus = {config["tau"] for config in tempered}
     which = f"τ is {taus.pop():g} everywhere" if len(taus) == 1 else "τ is given for each p"
     if not all((c["power"], c["target"], c["estimator"], c["tau"]) in searched for c in tempered):
@@ -136,18 +138,18 @@ def _tuning(stored: results.Results) -> str:
             f"{which} and not tuned; the paper tunes it for each method, so this does not rank "
             "tuned methods."
         )
-    search = RECIPES["polynomial-temperatures"].runs()
+    search = tasks.recipe("polynomial-temperatures").runs()
     seeds = " and ".join(str(seed) for seed in dict.fromkeys(run.seed for run in search))
     return (
-        f"{which}: of {len(published.TEMPERATURES)} values the one that ended lowest with "
+        f"{which}: of {len(CANDIDATES)} values the one that ended lowest with "
         f"{_training(search[0].document())}, {search[0].draws:,} draws and the seeds {seeds} "
         "(`polynomial-temperatures`)."
     )
 
 
-def _claims(claims: Sequence[Claim], recipe: str) -> str:
+def _claims(claims: Sequence[Verdict], recipe: str) -> str:
     others = [
-        f" {VERDICTS[claim.holds].capitalize()}: “{claim.text}” ({claim.place})."
+        f" {claim.word.capitalize()}: “{claim.text}” ({claim.place})."
         for claim in claims
         if not claim.holds
     ]
@@ -170,7 +172,7 @@ def pictures() -> dict[Path, list[Figure]]:
 
 
 def draw_picture(path: Path) -> None:
-    from discretegrad_lab.plots import draw
+    from discretegrad_lab.report.plots import draw
 
     figures = pictures()[path]
     # the picture says which curves it shows

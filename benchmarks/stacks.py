@@ -43,12 +43,6 @@ from unittest import mock
 
 import plain
 import torch
-from discretegrad_lab.config import Polynomial, Run, Vae
-from discretegrad_lab.data import DataError, Images, load_mnist
-from discretegrad_lab.display import Board, Together
-from discretegrad_lab.execute import Listener, execute
-from discretegrad_lab.store import Store
-from discretegrad_lab.trainer import Stack
 from measure import (
     TIME_OVER,
     Benchmark,
@@ -92,8 +86,13 @@ from pages import (
 from rich.console import Console
 from torch import Tensor
 
-from discretegrad_lab import recipes
-from discretegrad_lab.tasks import vae
+from discretegrad_lab import Listener, Run, Stack, Store, execute, recipe, stack_of_task
+from discretegrad_lab.tasks.data import DataError, Images, load_mnist
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.vae import model as vae
+from discretegrad_lab.tasks.vae.config import Vae
+from discretegrad_lab.watch.board import Board
+from discretegrad_lab.watch.together import Together
 
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"
@@ -183,7 +182,7 @@ def polynomial_runs(members: int, plan: Plan) -> list[Polynomial]:
 def figure_runs(plan: Plan) -> list[Run]:
     """Figure 1, with all its estimators and powers."""
     fields = {"epochs": plan.whole["polynomial"][1], **plan.fields}
-    return [replace(run, **fields) for run in recipes.get(FIGURE).runs(**plan.figure)]
+    return [replace(run, **fields) for run in recipe(FIGURE).runs(**plan.figure)]
 
 
 def whole_cases(plan: Plan) -> dict[str, list[Run]]:
@@ -343,7 +342,7 @@ def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list
     plan = setup.data.plan
     with peak_memory(setup) as peak:
         begin = time.perf_counter()
-        stack = Stack(runs, setup.device)
+        stack = stack_of_task(runs, setup.device, None)
         metrics = stack.advance()
         first = time.perf_counter() - begin
     if faults := rival.gate(stack, metrics):
@@ -474,7 +473,8 @@ def whole_run(runs: Sequence[Run], setup: Setup) -> Row:
     setup.check_time()
     plan = setup.data.plan
     # so many that none of those measured is one with a test
-    bare_stack = Stack([replace(run, epochs=10**6) for run in runs], setup.device)
+    longer = [replace(run, epochs=10**6) for run in runs]
+    bare_stack = stack_of_task(longer, setup.device, None)
     bare_stack.advance()
     bare = bare_epochs(bare_stack, setup)
     begin, timelines = time.perf_counter(), [stored_run(runs, setup)]

@@ -3,14 +3,12 @@
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from discretegrad_lab.recipes import choose_temperatures
 
 from benchmark_cases import demo, measure, pages, reproduction, table
-from discretegrad_lab import published
+from discretegrad_lab.tasks.polynomial import choose_temperatures
 
 
 @pytest.fixture
@@ -30,12 +28,7 @@ def with_temperatures(monkeypatch, stored, **fields):
         {**{k: str(v) for k, v in row.config.items()}, "chosen": "yes", "runs": "2", **fields}
         for row in stored.rows
     ]
-    rows_of = demo.published.rows
-    monkeypatch.setattr(
-        demo.published,
-        "rows",
-        lambda name: lines if name == "temperatures.csv" else rows_of(name),
-    )
+    monkeypatch.setattr(demo, "read_rows", lambda path: lines)
     return demo.demo_caption(stored)
 
 
@@ -47,7 +40,7 @@ def test_the_demo_table_has_the_final_loss_of_every_run(stored):
     )
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines}
     for row in stored.rows:
-        title = demo.ESTIMATORS[row.config["estimator"]].title
+        title = demo.LINES[row.config["estimator"]].label
         column = 1 + 2 * (1.5, 2, 3).index(row.config["power"])
         assert cells[title][column] == f"{row.metrics['expected_loss']:.5f}"
     steps = [int(text) for text in cells["exact gradient"][2::2][:2]]
@@ -96,7 +89,7 @@ def test_the_demo_says_whether_temperatures_are_tuned(stored, monkeypatch):
     assert "τ" not in demo.demo_table(default)
     said = with_temperatures(monkeypatch, default)
     assert "τ is 1 everywhere: of 10 values" in said
-    draws = demo.RECIPES["polynomial-temperatures"].runs()[0].draws
+    draws = demo.tasks.recipe("polynomial-temperatures").runs()[0].draws
     assert f"8,000 steps of Adam at a learning rate of 0.001, {draws:,} draws" in said
     assert "seeds 1000 and 1001" in said
     rows = [replace(r, config={**r.config, "tau": r.config["power"] / 2}) for r in stored.rows]
@@ -149,7 +142,7 @@ def test_the_pictures_of_the_reproduction_are_shown():
 
 def test_stored_results_are_those_of_their_recipes():
     for name in reproduction.STORED:
-        runs = {run.identity for run in demo.RECIPES[name].runs()}
+        runs = {run.identity for run in demo.tasks.recipe(name).runs()}
         assert {row.identity for row in reproduction.read(name).rows} == runs, (
             f"run and report {name} again"
         )
@@ -158,8 +151,7 @@ def test_stored_results_are_those_of_their_recipes():
 def test_the_chosen_temperatures_are_the_best_of_the_stored_search(tmp_path):
     path = tmp_path / "temperatures.csv"
     choose_temperatures(reproduction.read(reproduction.SEARCH), path)
-    stored = Path(published.__file__).parent / "tables" / path.name
-    assert path.read_text(encoding="utf-8") == stored.read_text(encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == demo.TABLE.read_text(encoding="utf-8")
 
 
 @pytest.fixture
