@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 import discretegrad
 
-SAMPLERS = (
-    "reinmax",
-    "straight_through",
-    "gumbel_softmax",
-    "gumbel_rao",
-    "gapped",
-    "mean_baseline",
-)
+SAMPLERS = tuple(name for name, row in discretegrad.ESTIMATORS.items() if row.kind == "sampler")
 
 Sample = Callable[..., Tensor]
 
@@ -33,11 +26,6 @@ def estimators() -> Mapping[str, Any]:
     return discretegrad.ESTIMATORS
 
 
-def families(row: Any) -> tuple[str, ...]:
-    """The kinds of variables that an estimator is for; both if its row does not say."""
-    return tuple(row.families) or ("categorical", "bernoulli")
-
-
 def sampler(name: str, **options: Any) -> Sample:
     """A sampler of categories, with some options given."""
     function = getattr(discretegrad, name)
@@ -46,12 +34,12 @@ def sampler(name: str, **options: Any) -> Sample:
 
 def bit_sampler(name: str, **options: Any) -> Sample:
     """The same for Bernoulli variables."""
-    return partial(getattr(discretegrad.bernoulli, name), **options)
+    return partial(getattr(discretegrad, name), family="bernoulli", **options)
 
 
 def reinmax_row(logits: Tensor, table: Tensor) -> Tensor:
     """The row of a table that ReinMax draws, by its index."""
-    _, handle = discretegrad.reinmax_index(logits)
+    _, handle = discretegrad.sample_index(logits, "reinmax")
     return discretegrad.select(handle, table)
 
 
@@ -78,10 +66,10 @@ class Learner(NamedTuple):
 
 LEARNERS = {
     "muprop": Learner(lambda _: discretegrad.MuProp()),
-    "double_cv": Learner(lambda _: discretegrad.bernoulli.DoubleCV()),
+    "double_cv": Learner(lambda _: discretegrad.DoubleCV()),
     # away from zero, where nothing but leave-one-out would be left
     "rodeo": Learner(
-        lambda _: discretegrad.bernoulli.Rodeo(alpha=0.5, beta=0.5),
+        lambda _: discretegrad.Rodeo(alpha=0.5, beta=0.5),
         lambda module: {"control": module.network, "alpha": 0.5, "beta": 0.5},
     ),
     "rebar": Learner(lambda _: discretegrad.Rebar()),

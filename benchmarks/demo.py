@@ -7,15 +7,15 @@ from pathlib import Path
 
 import calls
 import reproduction
-from measure import ROOT
-from pages import PICTURES, markdown, wrapped
-
-from discretegrad_lab import published, results
 from discretegrad_lab.config import Polynomial
 from discretegrad_lab.estimators import ESTIMATORS
 from discretegrad_lab.page import Claim, Figure
 from discretegrad_lab.readings import NEAR, decimal, describe
 from discretegrad_lab.recipes import RECIPES
+from measure import ROOT
+from pages import PICTURES, markdown, wrapped
+
+from discretegrad_lab import published, results
 from discretegrad_lab.report import VERDICTS, Entry, entries, section
 
 DEMO = ROOT / "results" / "polynomial-headline"
@@ -37,7 +37,7 @@ def scores_block() -> str:
         [
             f"`{row.name}`",
             row.label,
-            " and ".join(calls.families(row)),
+            " and ".join(row.families),
             "yes" if row.needs_grad_f else "no",
             row.reference,
         ]
@@ -50,58 +50,58 @@ def scores_block() -> str:
 
 def demo_block() -> str:
     """What ``make demo`` gives, from the stored results."""
-    found = results.read(DEMO)
-    return f"{demo_table(found)}\n\n{wrapped(demo_caption(found))}\n"
+    stored = results.read(DEMO)
+    return f"{demo_table(stored)}\n\n{wrapped(demo_caption(stored))}\n"
 
 
-def demo_table(found: results.Results) -> str:
+def demo_table(stored: results.Results) -> str:
     """A line for each estimator, and for each p the loss and the steps."""
     lines: dict[str, list[str]] = {}
     headings = ["estimator"]
-    for one in entries(found):
-        title = ESTIMATORS[one.estimator].title
-        problem = f"{describe(one.setting)}, best {decimal(one.optimum, 5)}"
+    for entry in entries(stored):
+        title = ESTIMATORS[entry.estimator].title
+        problem = f"{describe(entry.setting)}, best {decimal(entry.optimum, 5)}"
         if problem not in headings:
             headings += [problem, "steps"]
-        lines.setdefault(title, [title]).extend((_loss(one), _steps(one)))
-    taus = _taus(found)
-    if len({tau for some in taus.values() for tau in some}) > 1:
+        lines.setdefault(title, [title]).extend((_loss(entry), _steps(entry)))
+    taus = _taus(stored)
+    if len({tau for each in taus.values() for tau in each}) > 1:
         headings.append("τ")
-        for name, some in taus.items():
-            lines[ESTIMATORS[name].title].append(" / ".join(f"{tau:g}" for tau in some) or "-")
+        for name, each in taus.items():
+            lines[ESTIMATORS[name].title].append(" / ".join(f"{tau:g}" for tau in each) or "-")
     return markdown(headings, list(lines.values()))
 
 
-def _loss(one: Entry) -> str:
-    if not one.ours.count:
+def _loss(entry: Entry) -> str:
+    if not entry.ours.count:
         return "-"
-    half = f" ± {decimal(one.ours.half, 5)}" if one.ours.count > 1 else ""
-    return decimal(one.ours.mean, 5) + half
+    half = f" ± {decimal(entry.ours.half, 5)}" if entry.ours.count > 1 else ""
+    return decimal(entry.ours.mean, 5) + half
 
 
-def _steps(one: Entry) -> str:
+def _steps(entry: Entry) -> str:
     """A dash unless every run came near the optimum."""
-    arrived = 0 < one.steps.count == one.ours.count
-    return f"{one.steps.mean:,.0f}" if arrived else "-"
+    arrived = 0 < entry.steps.count == entry.ours.count
+    return f"{entry.steps.mean:,.0f}" if arrived else "-"
 
 
-def _taus(found: results.Results) -> dict[str, list[float]]:
+def _taus(stored: results.Results) -> dict[str, list[float]]:
     """The temperatures of every estimator, one for each p; none where it has no temperature."""
-    names = dict.fromkeys(row.config["estimator"] for row in found.rows)
-    powers = [setting["power"] for setting in found.settings(("power",))]
+    names = dict.fromkeys(row.config["estimator"] for row in stored.rows)
+    powers = [setting["power"] for setting in stored.settings(("power",))]
     return {
-        name: [found.where(estimator=name, power=power)[0].config["tau"] for power in powers]
+        name: [stored.where(estimator=name, power=power)[0].config["tau"] for power in powers]
         if ESTIMATORS[name].has_tau
         else []
         for name in names
     }
 
 
-def demo_caption(found: results.Results) -> str:
+def demo_caption(stored: results.Results) -> str:
     """What the table shows, and what it does not."""
-    whole = section(found, figures=False)
-    run, paper = found.rows[0].config, Polynomial(estimator="reinmax")
-    seeds = len({row.config["seed"] for row in found.rows})
+    whole = section(stored, figures=False)
+    run, paper = stored.rows[0].config, Polynomial(estimator="reinmax")
+    seeds = len({row.config["seed"] for row in stored.rows})
     number = "one seed" if seeds == 1 else f"{seeds} seeds, mean ± half the 95 % interval"
     return (
         f"The expected loss, which is exact, after {_training(run)} (Figure 1: "
@@ -109,9 +109,9 @@ def demo_caption(found: results.Results) -> str:
         f"{run['latents']} binary variables X, with {run['batch']} joint samples a step. Beside "
         f"it are the steps until it is within {100 * NEAR:g} % of the best possible and stays "
         f"there; a dash means: not within these steps. GR-MCK has {run['draws']:,} draws (the "
-        f"paper: {paper.draws:,}). {_tuning(found)} For p = 2, a quadratic loss, ReinMax at τ = 1 "
+        f"paper: {paper.draws:,}). {_tuning(stored)} For p = 2, a quadratic loss, ReinMax at τ = 1 "
         "is unbiased.\n\n"
-        f"{_claims([item for item in whole.items if isinstance(item, Claim)], found.recipe)}\n\n"
+        f"{_claims([item for item in whole.items if isinstance(item, Claim)], stored.recipe)}\n\n"
         f"{whole.text}"
     )
 
@@ -121,14 +121,14 @@ def _training(config: Mapping[str, object]) -> str:
     return f"{steps:,} steps of Adam at a learning rate of {config['learning_rate']:g}"
 
 
-def _tuning(found: results.Results) -> str:
+def _tuning(stored: results.Results) -> str:
     """The temperatures of these runs, and how they were chosen."""
     searched = {
         (float(row["power"]), row["target"], row["estimator"], float(row["tau"]))
         for row in published.rows("temperatures.csv")
         if row["chosen"] == "yes" and int(row["runs"])
     }
-    tempered = [row.config for row in found.rows if ESTIMATORS[row.config["estimator"]].has_tau]
+    tempered = [row.config for row in stored.rows if ESTIMATORS[row.config["estimator"]].has_tau]
     taus = {config["tau"] for config in tempered}
     which = f"τ is {taus.pop():g} everywhere" if len(taus) == 1 else "τ is given for each p"
     if not all((c["power"], c["target"], c["estimator"], c["tau"]) in searched for c in tempered):
@@ -147,9 +147,9 @@ def _tuning(found: results.Results) -> str:
 
 def _claims(claims: Sequence[Claim], recipe: str) -> str:
     others = [
-        f" {VERDICTS[one.holds].capitalize()}: “{one.text}” ({one.place})."
-        for one in claims
-        if not one.holds
+        f" {VERDICTS[claim.holds].capitalize()}: “{claim.text}” ({claim.place})."
+        for claim in claims
+        if not claim.holds
     ]
     return (
         f"{len(claims) - len(others)} of {len(claims)} claims of the paper about this problem hold "
@@ -160,7 +160,7 @@ def _claims(claims: Sequence[Claim], recipe: str) -> str:
 
 def fingerprint(figures: Sequence[Figure]) -> str:
     """The same for the same curves, colours and titles."""
-    return hashlib.sha256(repr([astuple(one) for one in figures]).encode()).hexdigest()
+    return hashlib.sha256(repr([astuple(figure) for figure in figures]).encode()).hexdigest()
 
 
 def pictures() -> dict[Path, list[Figure]]:

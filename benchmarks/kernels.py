@@ -234,19 +234,20 @@ class Lookup(NamedTuple):
 
 BY_INDEX, LINEAR_SELECT = "reinmax_index, select", "linear_select"
 STRAIGHTFORWARD = "reinmax @ table"
-_BY_LOGITS = (
+_OF_LOGITS = (
     Lookup(BY_INDEX, calls.reinmax_row),
     Lookup(STRAIGHTFORWARD, lambda logits, table: calls.sampler(REINMAX)(logits) @ table),
-    Lookup(PYPI, lambda logits, table: pypi_reinmax(logits) @ table, ours=False),
     Lookup(TORCH, lambda logits, table: gumbel_softmax(logits, hard=True) @ table, False, False),
+    Lookup(PYPI, lambda logits, table: pypi_reinmax(logits) @ table, ours=False),
 )
 LOOKUPS = {
-    "index": tuple(_BY_LOGITS[place] for place in (0, 1, 3, 2)),
+    "index": _OF_LOGITS,
     "vocabulary": (
         Lookup(LINEAR_SELECT, calls.linear_select),
         *(
-            x._replace(apply=lambda h, head, table, x=x: x.apply(h @ head.T, table))
-            for x in _BY_LOGITS[:3]
+            x._replace(apply=lambda hidden, head, table, x=x: x.apply(hidden @ head.T, table))
+            for x in _OF_LOGITS
+            if x.is_reinmax
         ),
     ),
 }

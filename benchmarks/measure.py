@@ -285,7 +285,7 @@ def race(
                     entry.before()
                     entry.call()
             seconds = block_seconds(entry.call, entry.calls, setup, clock, entry.before)
-            entry.is_slow |= seconds > pace.slow_seconds
+            entry.is_slow |= number == 0 and seconds > pace.slow_seconds
             times[entry.provider].append(seconds / entry.units)
         if sys.stderr.isatty():
             print(f"\rround {number + 1} of {pace.rounds} ", end="", file=sys.stderr, flush=True)

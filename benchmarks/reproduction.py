@@ -3,20 +3,24 @@
 ``python benchmarks/table.py`` writes both from the results that are stored below results/.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 from measure import ROOT
 from pages import markdown, wrapped
 
-from discretegrad_lab import results
-from discretegrad_lab.claims import RULE
-from discretegrad_lab.estimators import ESTIMATORS
-from discretegrad_lab.page import Claim, Curve, Figure, Table
-from discretegrad_lab.readings import describe
-from discretegrad_lab.recipes import RECIPES, temperature
-from discretegrad_lab.report import VERDICTS, Entry, above, entries, section
+from discretegrad_lab import tasks
+from discretegrad_lab.report import section as sections
+from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
+from discretegrad_lab.report.entries import Entry, entries
+from discretegrad_lab.report.reading import Reading, of_recipe
+from discretegrad_lab.report.results import read as read_folder
+from discretegrad_lab.report.tables import from_optimum
+from discretegrad_lab.report.verdicts import RULE
+from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.tasks.evidence import Results
+from discretegrad_lab.tasks.polynomial import temperature
 
 PAGE = ROOT / "docs" / "reproduction.md"
 RESULTS = ROOT / "results"
@@ -116,8 +120,19 @@ half the 95 % interval):
 
 
 @cache
-def read(recipe: str) -> results.Results:
-    return results.read(RESULTS / recipe)
+def read(recipe: str) -> Results:
+    """What is stored of a recipe."""
+    return read_folder(RESULTS / recipe)
+
+
+def reading(results: Results) -> Reading:
+    """How the results of a recipe are to be read."""
+    return of_recipe(tasks.recipe(results.recipe))
+
+
+def section(results: Results) -> Section:
+    """The report on them."""
+    return sections.section(reading(results), results)
 
 
 def page() -> str:
@@ -127,7 +142,7 @@ def page() -> str:
         vae=tables_and_claims(VAE),
         rule=wrapped(RULE),
         temperatures=temperatures_table(),
-        search_claims=claims_table(list(_claims(SEARCH))),
+        search_claims=claims_table(section(read(SEARCH)).verdicts),
         curves=tables_and_claims(CURVES),
         settings=tables_and_claims(SETTINGS, folded=True),
         at_one=at_one_table(),
@@ -138,11 +153,11 @@ def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
     for name in STORED:
-        found, recipe = read(name), RECIPES[name]
-        counts = ", ".join(f"{n:,} {state}" for state, n in found.counts().items() if n)
-        about = [dict.fromkeys(getattr(row, what) for row in found.rows) for what in _PROVENANCE]
+        results, recipe = read(name), tasks.recipe(name)
+        counts = ", ".join(f"{n:,} {state}" for state, n in results.counts().items() if n)
+        about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
         inside = name != SETTINGS and _identities(name) <= _identities(SETTINGS)
-        seconds = f"in {SETTINGS}" if inside else f"{training_seconds(found):,.0f} s"
+        seconds = f"in {SETTINGS}" if inside else f"{training_seconds(results):,.0f} s"
         lines.append([name, recipe.reproduces, counts, seconds, *(", ".join(x) for x in about)])
     return markdown(["recipe", "of the paper", "runs", "training", *_PROVENANCE], lines)
 
@@ -154,17 +169,17 @@ def _identities(recipe: str) -> set[str]:
     return {row.identity for row in read(recipe).rows}
 
 
-def training_seconds(found: results.Results) -> float:
+def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
-    stacks = {(row.config["latents"], row.config["batch"]): row.seconds for row in found.rows}
+    stacks = {(row.config["latents"], row.config["batch"]): row.seconds for row in results.rows}
     return sum(stacks.values())
 
 
 def tables_and_claims(recipe: str, *, folded: bool = False) -> str:
     """What the report says; with ``folded`` a reader opens the tables one by one."""
-    items = section(read(recipe), figures=False).items
+    whole = section(read(recipe))
     parts = []
-    for table in (item for item in items if isinstance(item, Table)):
+    for table in whole.tables:
         text = [wrapped(table.caption), markdown(table.headings, [list(row) for row in table.rows])]
         text += [wrapped(note) for note in table.notes]
         if folded:
@@ -173,25 +188,26 @@ def tables_and_claims(recipe: str, *, folded: bool = False) -> str:
             parts.append(f'??? note "{table.title}"\n\n{body}')
         else:
             parts += [f"**{table.title}**", *text]
-    parts.append(claims_table([item for item in items if isinstance(item, Claim)]))
+    parts.append(claims_table(whole.verdicts))
     return "\n\n".join(parts)
 
 
-def claims_table(claims: Sequence[Claim]) -> str:
+def claims_table(verdicts: Sequence[Verdict]) -> str:
+    """The paper's claims with what the runs say."""
     return markdown(
         ["the paper says", "where", "here", "numbers"],
-        [[c.text, c.place, f"**{VERDICTS[c.holds]}**", c.evidence] for c in claims],
+        [[v.text, v.place, f"**{v.word}**", v.evidence] for v in verdicts],
     )
 
 
 def temperatures_table() -> str:
     """The best of the search."""
     settings = read(SEARCH).settings(("power", "target"))
-    headings = [describe(setting) for setting in settings]
+    headings = [reading(read(SEARCH)).describe(setting) for setting in settings]
     lines = [
-        [one.title, *(f"{temperature(x['power'], x['target'], name):g}" for x in settings)]
-        for name, one in ESTIMATORS.items()
-        if one.has_tau
+        [line.label, *(f"{temperature(x['power'], x['target'], key):g}" for x in settings)]
+        for key, line in LINES.items()
+        if line.has_tau
     ]
     return markdown(["", *headings], lines)
 
@@ -206,20 +222,20 @@ def at_one_table() -> str:
             _entry(read(SETTINGS).part(**where), "reinmax"),
             _entry(read(SETTINGS).part(**where), "rodeo"),
         ]
-        cells = [f"{above(one)} ({one.ours.count} runs)" for one in rows]
-        lines.append([describe({"power": power}), *cells])
+        cells = [f"{from_optimum(entry)} ({entry.ours.count} runs)" for entry in rows]
+        lines.append([reading(read(SEARCH)).describe({"power": power}), *cells])
     return markdown(["% above the optimum", "ReinMax, τ = 1", "ReinMax, tuned", "RODEO"], lines)
 
 
-def _entry(found: results.Results, estimator: str) -> Entry:
-    (one,) = (one for one in entries(found) if one.estimator == estimator)
-    return one
+def _entry(results: Results, estimator: str) -> Entry:
+    (entry,) = (x for x in entries(reading(results), results) if x.estimator == estimator)
+    return entry
 
 
 def figures() -> dict[str, list[Figure]]:
     """The curves of each picture, by its name."""
     return {
-        VAE: [from_epoch(10, one) for one in figures_of(read(VAE))],
+        VAE: [from_epoch(10, figure) for figure in figures_of(read(VAE))],
         CURVES: figures_of(read(CURVES)),
         SEARCH: figures_of(read(SEARCH)),
         SETTINGS: [
@@ -233,9 +249,9 @@ def figures() -> dict[str, list[Figure]]:
     }
 
 
-def figures_of(found: results.Results) -> list[Figure]:
+def figures_of(results: Results) -> list[Figure]:
     """The curves of a report."""
-    return [item for item in section(found).items if isinstance(item, Figure)]
+    return section(results).figures
 
 
 def from_epoch(first: int, figure: Figure) -> Figure:
@@ -252,46 +268,40 @@ def _later(curve: Curve, first: int) -> Curve:
 
 def readme_block() -> str:
     """The column of the main table, and what became of the claims."""
-    found = read(VAE)
+    results = read(VAE)
     lines: dict[str, list[str]] = {}
-    for one in entries(found):
-        title = ESTIMATORS[one.estimator].title
-        assert one.cell is not None
-        lines.setdefault(title, [title]).extend(
+    for entry in entries(reading(results), results):
+        label = LINES[entry.estimator].label
+        assert entry.cell is not None
+        lines.setdefault(label, [label]).extend(
             (
-                f"{one.cell.value:.2f} ± {one.cell.summary.half:.2f}",
-                f"{one.ours.mean:.2f} ± {one.ours.half:.2f}",
-                one.verdict,
+                f"{entry.cell.value:.2f} ± {entry.cell.summary.half:.2f}",
+                f"{entry.ours.mean:.2f} ± {entry.ours.half:.2f}",
+                entry.verdict,
             )
         )
     headings = ["MNIST-VAE, 10 x 30"]
     for metric in ("train", "test"):
         headings += [f"{metric} \N{MINUS SIGN}ELBO, published", "ours", "difference"]
-    return f"{markdown(headings, list(lines.values()))}\n\n{wrapped(_caption(found))}\n"
+    return f"{markdown(headings, list(lines.values()))}\n\n{wrapped(_caption(results))}\n"
 
 
-def _caption(found: results.Results) -> str:
-    cells = entries(found)
-    published = {one.cell.runs for one in cells if one.cell}
-    ours = {one.ours.count for one in cells}
-    doubts = [
-        note
-        for item in section(found, figures=False).items
-        if isinstance(item, Table)
-        for note in item.notes
-        if "in doubt" in note
-    ]
-    seconds = f"{training_seconds(found):.0f} s"
-    about = found.rows[0]
-    claims = [one for name in STORED for one in _claims(name)]
+def _caption(results: Results) -> str:
+    cells = entries(reading(results), results)
+    published = {entry.cell.runs for entry in cells if entry.cell}
+    ours = {entry.ours.count for entry in cells}
+    doubts = [x for table in section(results).tables for x in table.notes if "in doubt" in x]
+    seconds = f"{training_seconds(results):.0f} s"
+    about = results.rows[0]
+    claims = [verdict for name in STORED for verdict in section(read(name)).verdicts]
     held, failed, open_ = (
-        sum(one.holds is verdict for one in claims) for verdict in (True, False, None)
+        sum(verdict.holds is holds for verdict in claims) for holds in (True, False, None)
     )
     trained = sum(read(name).counts()["finished"] for name in (VAE, SETTINGS, SEARCH))
     return (
         f"Mean ± half the 95 % interval, published over {_numbers(published)} runs and ours over "
         f"{_numbers(ours)}; *within* means that the difference lies inside its own 95 % interval. "
-        f"All {len(found.rows)} runs trained at once in {seconds} on one {about.device} (commit "
+        f"All {len(results.rows)} runs trained at once in {seconds} on one {about.device} (commit "
         f"{about.commit}, TF32). {' '.join(doubts)}\n\n"
         f"{trained:,} finished runs are stored. Of {len(claims)} claims of the paper {held} hold "
         f"in them, {failed} do not and {open_} are undecided: "
@@ -301,9 +311,3 @@ def _caption(found: results.Results) -> str:
 
 def _numbers(counts: set[int]) -> str:
     return " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-
-
-def _claims(recipe: str) -> Iterator[Claim]:
-    for item in section(read(recipe), figures=False).items:
-        if isinstance(item, Claim):
-            yield item

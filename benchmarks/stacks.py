@@ -43,6 +43,12 @@ from unittest import mock
 
 import plain
 import torch
+from discretegrad_lab.config import Polynomial, Run, Vae
+from discretegrad_lab.data import DataError, Images, load_mnist
+from discretegrad_lab.display import Board, Together
+from discretegrad_lab.execute import Listener, execute
+from discretegrad_lab.store import Store
+from discretegrad_lab.trainer import Stack
 from measure import (
     TIME_OVER,
     Benchmark,
@@ -87,13 +93,7 @@ from rich.console import Console
 from torch import Tensor
 
 from discretegrad_lab import recipes
-from discretegrad_lab.config import Polynomial, Run, Vae
-from discretegrad_lab.data import DataError, Images, load_mnist
-from discretegrad_lab.display import Board, Together
-from discretegrad_lab.execute import Listener, execute
-from discretegrad_lab.store import Store
 from discretegrad_lab.tasks import vae
-from discretegrad_lab.trainer import Stack
 
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"

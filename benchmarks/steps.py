@@ -168,7 +168,7 @@ def make_providers(problem: Problem, vectorize: bool) -> list[Provider]:
             continue
         reference = make_reference(problem, row, vectorize)
         references.setdefault(reference.name, reference)
-        family = "bernoulli" if "bernoulli" in calls.families(row) else "categorical"
+        family = "bernoulli" if "bernoulli" in row.families else "categorical"
         for variant, estimator, options in variants(problem, row):
             step = partial(
                 expectation_step,

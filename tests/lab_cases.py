@@ -2,8 +2,15 @@
 
 import torch
 
-from discretegrad_lab.data import Images
-from discretegrad_lab.tasks.vae import VaeTask
+from discretegrad_lab import tasks
+from discretegrad_lab.stack import trainer
+from discretegrad_lab.tasks.data import Images
+from discretegrad_lab.tasks.vae.model import VaeModel
+
+
+def make_stack(runs, device="cpu", data=None, **options):
+    """The stack of runs of one task."""
+    return trainer.Stack(tasks.task(runs[0].task).model, runs, device, data, **options)
 
 
 def use_small_images(monkeypatch, train, test):
@@ -15,9 +22,9 @@ def use_small_images(monkeypatch, train, test):
             for count in (train, test)
         )
     )
-    whole = VaeTask.__init__
+    whole = VaeModel.__init__
 
     def small(self, runs, device, data=None):
         whole(self, runs, device, images=images)
 
-    monkeypatch.setattr(VaeTask, "__init__", small)
+    monkeypatch.setattr(VaeModel, "__init__", small)

@@ -455,8 +455,8 @@ def test_a_rehearsal_measures_and_leaves_the_stored_results_alone(quick):
 
 
 def test_every_sampler_of_the_registry_is_measured():
-    names = [name for name, row in ESTIMATORS.items() if row.kind == "sampler"]
-    assert list(run.calls.SAMPLERS) == names
+    names = {sampler.name.split()[0] for sampler in run.SAMPLERS}
+    assert {name for name, row in ESTIMATORS.items() if row.kind == "sampler"} <= names
     stored = {(row["provider"], row["shape"]) for row in run.PAGE.read().rows}
     assert stored == {(sampler.name, shape) for sampler in run.SAMPLERS for shape in run.CASES}
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from discretegrad_lab import cli, plots, recipes
-from discretegrad_lab.estimators import ESTIMATORS
-from discretegrad_lab.page import Figure
-from discretegrad_lab.readings import decimal
-from discretegrad_lab.report import section
-from discretegrad_lab.results import read, significant
-from discretegrad_lab.store import Store
+from discretegrad_lab import cli, tasks
+from discretegrad_lab.report import plots
+from discretegrad_lab.report.folder import read_section
+from discretegrad_lab.report.results import read, significant
+from discretegrad_lab.runs.store import Store
+from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.tasks import polynomial
+from discretegrad_lab.tasks.evidence import decimal
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "polynomial-headline"
-RECIPE = recipes.RECIPES[NAME]
+RECIPE = tasks.recipe(NAME)
 
 
 def recipe_of_make():
@@ -45,8 +46,9 @@ class Demo:
     def __init__(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
         monkeypatch.setenv("COLUMNS", "200")
-        self.runs = [run for name in RECIPE.estimators for run in short(name, 0)]
-        monkeypatch.setitem(recipes.RECIPES, NAME, replace(RECIPE, build=short))
+        self.runs = [run for name in RECIPE.keys() for run in short(name, 0)]
+        recipes = (replace(RECIPE, build=short), *polynomial.RECIPES[1:])
+        monkeypatch.setattr(polynomial, "RECIPES", recipes)
         self.folder = folder
         lines = recipe_of_make()
         self.commands = [line[1:] for line in lines if line[0] == ".venv/bin/discretegrad"]
@@ -105,13 +107,13 @@ def test_tables_page_and_picture_follow_from_the_runs(demo):
     for run in demo.runs:
         stored = significant(store.load(run).metrics[-1]["expected_loss"])
         loss = decimal(float(stored), 5)
-        words = [*ESTIMATORS[run.estimator].title.split(), loss]
+        words = [*LINES[run.estimator].label.split(), loss]
         assert words in [line[: len(words)] for line in lines[run.power]]
         assert f">{loss}<" in html
         losses.add(loss)
     assert len(losses) > len(demo.runs) / 2
     again = demo.folder / "again.png"
-    figures = [item for item in section(read(picture.parent)).items if isinstance(item, Figure)]
+    figures = read_section(picture.parent)[1].figures
     assert [figure.title for figure in figures] == ["p = 1.5", "p = 2", "p = 3"]
     plots.draw(figures, again)
     assert picture.read_bytes() == again.read_bytes()

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import discretegrad
 import oracles
-from cases import normal, seeded
 from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation
 from discretegrad.diagnose import cost, moments, problem, run
 from discretegrad.diagnose import draws as drawing
+from discretegrad.testing import normal, seeded
 
 FAMILY_WISE = 1e-6
 P_VALUES = 100

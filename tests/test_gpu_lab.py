@@ -4,13 +4,15 @@ import pytest
 import torch
 
 import discretegrad
+import test_lab_task as toy
 from discretegrad.kernels.uniform import fill
-from discretegrad_lab import compilation, trainer
-from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.estimators import ESTIMATORS
-from discretegrad_lab.noise import Noise
-from discretegrad_lab.trainer import Stack
-from lab_cases import use_small_images
+from discretegrad_lab.stack import compilation, trainer
+from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.stack.noise import Noise
+from discretegrad_lab.stack.trainer import Stack
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.vae.config import Vae
+from lab_cases import make_stack, use_small_images
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +23,7 @@ pytestmark = [
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
+SAMPLERS = [name for name, one in LINES.items() if one.kind == "sampler"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def vae(estimator, **fields):
 
 
 def trained(runs, epochs=2, graph=None):
-    stack = Stack(runs, "cuda", graph=graph)
+    stack = make_stack(runs, "cuda", graph=graph)
     return stack, [stack.advance() for _ in range(epochs)]
 
 
@@ -101,7 +103,9 @@ def test_noise_of_a_seed_does_not_depend_on_the_batch(shape):
 
     def gradient(members):
         leaf = logits[members].clone().requires_grad_()
-        z = discretegrad.gumbel_rao_seeded(leaf, index[members], seed[members], 0.7, num_draws=200)
+        z = discretegrad.gumbel_rao(
+            leaf, 0.7, given=index[members], seed=seed[members], num_draws=200
+        )
         return torch.autograd.grad(z, leaf, g[members])[0]
 
     together = gradient(slice(None))
@@ -109,7 +113,7 @@ def test_noise_of_a_seed_does_not_depend_on_the_batch(shape):
         torch.testing.assert_close(gradient(member), together[member], rtol=1e-4, atol=1e-6)
     # the torch path has other noise: on average they agree
     leaf = logits.clone().requires_grad_()
-    z = discretegrad.gumbel_rao_seeded(leaf, index, seed, 0.7, num_draws=200, backend="torch")
+    z = discretegrad.gumbel_rao(leaf, 0.7, given=index, seed=seed, num_draws=200, backend="torch")
     expected = torch.autograd.grad(z, leaf, g)[0]
     error = (together - expected).norm() / expected.norm()
     assert error < 0.25
@@ -157,7 +161,7 @@ def test_draws_noise_and_seeds_have_their_own_numbers():
 
 @pytest.mark.parametrize("make", [polynomial, vae])
 def test_a_graph_trains_as_single_steps_do(make, images):
-    names = ESTIMATORS if make is polynomial else SAMPLERS
+    names = LINES if make is polynomial else SAMPLERS
     runs = [make(name, seed=seed, tau=0.8 + 0.3 * seed) for name in names for seed in (0, 1)]
     captured, metrics = trained(runs)
     eager, same = trained(runs, graph=False)
@@ -180,7 +184,7 @@ def test_a_graph_trains_as_single_steps_do(make, images):
 def test_a_member_alone_and_in_a_stack(make, name, images):
     fields = {"power": 1.5, "target": "spread"} if make is polynomial else {}
     one = make(name, seed=3, tau=0.9, **fields)
-    names = ESTIMATORS if make is polynomial else SAMPLERS
+    names = LINES if make is polynomial else SAMPLERS
     others = [make(other, seed=seed, tau=1.2) for other in names for seed in (3, 4)]
     assert_near(trained([one])[0], trained([*others, one])[0], one)
 
@@ -198,7 +202,7 @@ def test_a_stack_goes_on_where_it_was(images):
     runs = [vae(name, seed=seed) for name in SAMPLERS for seed in (0, 1)]
     whole, metrics = trained(runs, 4)
     half, _ = trained(runs, 2)
-    again = Stack(runs, "cuda")
+    again = make_stack(runs, "cuda")
     for member in range(len(runs)):
         again.load_state(member, half.state(member))
     again.epoch = 2
@@ -213,11 +217,23 @@ def test_a_stack_goes_on_where_it_was(images):
 def test_a_member_that_diverges_in_a_graph():
     runs = [polynomial("reinmax", seed=seed) for seed in range(3)]
     clean, _ = trained(runs)
-    stack = Stack(runs, "cuda")
+    stack = make_stack(runs, "cuda")
     with torch.no_grad():
-        stack.task.parameters["logits"][1] = torch.nan
+        stack.model.logits[1] = torch.nan
     metrics = [stack.advance() for _ in range(2)]
     assert stack.diverged.tolist() == [-1, 1, -1]
     for member in (0, 2):
         assert_same(clean, stack, stack.runs[member])
     assert all(row["loss"][1] != row["loss"][1] for row in metrics)
+
+
+def test_graphs_of_several_shapes_train_as_steps_do():
+    runs = [toy.Toy(estimator=name, seed=3, clip_norm=0.5, schedule="cosine") for name in SAMPLERS]
+    graphs, eager = (Stack(toy.ToyModel, runs, "cuda", graph=graph) for graph in (True, False))
+    for _ in range(3):
+        found, expected = graphs.advance(), eager.advance()
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-4), name
+    assert len(graphs._graphs) == len(set(toy.SIZES))
+    for run in runs:
+        assert_same(graphs, eager, run)

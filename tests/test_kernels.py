@@ -6,7 +6,6 @@ GPU can show, are in test_gpu_kernels.py.
 
 import ast
 import ctypes
-import importlib
 import inspect
 import math
 import sys
@@ -1287,15 +1286,3 @@ def test_without_gradients_nothing_is_kept(case):
             assert z.grad_fn is None
     assert torch.equal(z, case.sample(logits, generator=seeded(1)))
     assert not case.sample(logits.detach()).requires_grad
-
-
-def test_kernels_are_imported_only_where_they_run():
-    """The library itself does not need Triton."""
-    for name in ("samplers", "formulas", "layout", "dispatch"):
-        module = importlib.import_module(f"discretegrad.kernels.{name}")
-        assert not any(
-            getattr(value, "__name__", "") == "triton" for value in vars(module).values()
-        )
-        for node in ast.parse(inspect.getsource(module)).body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                assert not node.module.endswith(("ops", "quick", "categorical", "philox"))

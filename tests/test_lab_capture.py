@@ -14,18 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 import discretegrad
 import discretegrad_lab
-from discretegrad import _fused
-from discretegrad.kernels import categorical, gumbel_rao
-from discretegrad_lab import trainer
-from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.estimators import ESTIMATORS
-from discretegrad_lab.noise import Noise
-from discretegrad_lab.tasks.polynomial import PolynomialTask
-from discretegrad_lab.tasks.vae import VaeTask
-from discretegrad_lab.trainer import Stack
-from lab_cases import use_small_images
+from discretegrad.kernels import categorical, gumbel_rao, quick, samplers
+from discretegrad_lab.stack import trainer
+from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.stack.noise import Noise
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.polynomial.model import PolynomialModel
+from discretegrad_lab.tasks.vae.config import Vae
+from discretegrad_lab.tasks.vae.model import VaeModel
+from lab_cases import make_stack, use_small_images
 
-SAMPLERS = [name for name, one in ESTIMATORS.items() if one.kind == "sampler"]
+SAMPLERS = [name for name, one in LINES.items() if one.kind == "sampler"]
 PACKAGES = [str(Path(package.__file__).parent) for package in (discretegrad, discretegrad_lab)]
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
@@ -77,7 +76,7 @@ def polynomials():
     small = {"latents": 6, "batch": 8, "steps_per_epoch": 5, "epochs": 4, "draws": 3}
     return [
         Polynomial(estimator=name, tau=0.8 + 0.3 * seed, seed=seed, **small)
-        for name in ESTIMATORS
+        for name in LINES
         for seed in (0, 1)
     ]
 
@@ -93,7 +92,7 @@ def vaes():
 
 
 TASKS = pytest.mark.parametrize(
-    ("make", "task"), [(polynomials, PolynomialTask), (vaes, VaeTask)], ids=["polynomial", "vae"]
+    ("make", "task"), [(polynomials, PolynomialModel), (vaes, VaeModel)], ids=["polynomial", "vae"]
 )
 
 
@@ -111,8 +110,8 @@ def plant(monkeypatch):
         whole = task.losses
 
         def losses(self):
-            found = whole(self)
-            return found + mistake(found)
+            losses = whole(self)
+            return {name: x + mistake(x) for name, x in losses.items()}
 
         monkeypatch.setattr(task, "losses", losses)
 
@@ -135,8 +134,8 @@ def faults(stack):
 
 @TASKS
 def test_a_step_can_be_captured(make, task):
-    stack = Stack(make())
-    stack.task.begin_epoch(0)
+    stack = make_stack(make())
+    stack.model.begin_epoch(0)
     assert faults(stack) == []
 
 
@@ -153,8 +152,8 @@ MISTAKES = {
 @pytest.mark.parametrize(("mistake", "reason"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_found(make, task, mistake, reason, plant):
     plant(task, mistake)
-    stack = Stack(make()[:1])
-    stack.task.begin_epoch(0)
+    stack = make_stack(make()[:1])
+    stack.model.begin_epoch(0)
     found = faults(stack)
     assert any(reason in one and "trainer.py" in one for one in found), found
 
@@ -177,8 +176,8 @@ def without_values(monkeypatch):
 
     monkeypatch.setattr(Noise, "__init__", noise)
     monkeypatch.setattr(Noise, "uniform", uniform)
-    monkeypatch.setattr(_fused, "check_generator", lambda *_: None)
-    for module in (categorical, gumbel_rao):
+    monkeypatch.setattr(samplers, "check_generator", lambda *_: None)
+    for module in (categorical, gumbel_rao, quick):
         monkeypatch.setattr(module, "launch", launched)
     launched.kernels = set()
     # so that the library takes the path of a GPU, as it does during a capture
@@ -195,20 +194,23 @@ def launched(plan, operands, numbers=()):
 
 @TASKS
 def test_a_step_reads_no_value_of_a_gpu(make, task, without_values):
-    assert faults(Stack(make(), "meta", graph=False)) == []
-    many = "gumbel_rao._pair_kernel" if make is polynomials else "gumbel_rao._gradient_kernel"
-    assert launched.kernels == {"categorical._draw_kernel", "categorical._gradient_kernel", many}
+    assert faults(make_stack(make(), "meta", graph=False)) == []
+    assert launched.kernels == {
+        "categorical_draw._draw_kernel",
+        "categorical_gradient._gradient_kernel",
+        f"gumbel_rao_kernels.{'_pair_kernel' if make is polynomials else '_gradient_kernel'}",
+    }
 
 
 @TASKS
 def test_a_value_cannot_be_read(make, task, without_values, plant):
     plant(task, lambda x: 0 * x[0].item())
     with pytest.raises(RuntimeError, match="meta"):
-        faults(Stack(make(), "meta", graph=False))
+        faults(make_stack(make(), "meta", graph=False))
 
 
 @TASKS
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_numbers_of_the_host_are_found(make, task, device, without_values, plant):
     plant(task, lambda x: torch.ones((), device="cpu").to(device))
-    assert any("several devices" in one for one in faults(Stack(make(), "meta", graph=False)))
+    assert any("several devices" in one for one in faults(make_stack(make(), "meta", graph=False)))

@@ -1,10 +1,9 @@
 """The command line: what it prints, writes, refuses and returns, on runs of a few steps."""
 
+import errno
 import importlib.util
-import inspect
 import io
 import json
-import math
 import os
 import shlex
 import shutil
@@ -18,47 +17,33 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
-from discretegrad_lab import (
-    arguments,
-    cli,
-    cluster,
-    data,
-    display,
-    doctor,
-    environment,
-    execute,
-    recipes,
-)
-from discretegrad_lab.config import Polynomial
-from discretegrad_lab.store import Store
+from discretegrad_lab import cli, tasks
+from discretegrad_lab.cli import arguments, machine, plan
+from discretegrad_lab.report.folder import read_section
+from discretegrad_lab.report.terminal import show
+from discretegrad_lab.runs import cluster, environment, execute
+from discretegrad_lab.runs.connection import ClusterError
+from discretegrad_lab.runs.listener import Outcome
+from discretegrad_lab.runs.plan import Estimate, StackEstimate
+from discretegrad_lab.runs.store import Store
+from discretegrad_lab.stack import lines as stack_lines
+from discretegrad_lab.tasks import data
+from discretegrad_lab.tasks.base import Cost
+from discretegrad_lab.watch import lines as plain_lines
+from discretegrad_lab.watch.words import size
+from lab_tiny import ESTIMATORS, TINY, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
-ESTIMATORS = ("reinmax", "st", "exact")
-
-
-def tiny(estimator, seed, **changes):
-    options = {"latents": 4, "batch": 4, "steps_per_epoch": 2, "epochs": 2, **changes}
-    return Polynomial(estimator=estimator, seed=seed, power=2.0, **options)
-
-
-TINY = recipes.Recipe(
-    name="tiny",
-    title="A polynomial problem of four latents",
-    reproduces="nothing",
-    cost="6 runs of 4 steps",
-    build=lambda estimator, seed: iter([tiny(estimator, seed)]),
-    seeds=(0, 1),
-    estimators=ESTIMATORS,
-)
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path, tmp_path_factory):
     """An empty directory to work in, the tiny recipe, and no data."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(recipes.RECIPES, "tiny", TINY)
+    monkeypatch.setattr(tasks, "_extra", {"tiny": TINY})
     monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -105,18 +90,11 @@ def refused(result, *words, code=2):
 # what the options mean
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [
-        ("3", [0, 1, 2]),
-        ("0-2,7", [0, 1, 2, 7]),
-        ("7-7", [7]),
-        ("7,", [7]),
-        (" 4 - 5 , 4 ", [4, 5]),
-    ],
-)
-def test_seeds(text, seeds):
-    assert arguments.parse_seeds(text) == seeds
+def test_seeds_and_budgets():
+    texts = {"3": [0, 1, 2], "0-2,7": [0, 1, 2, 7], "7-7": [7], "7,": [7], " 4 - 5 , 4 ": [4, 5]}
+    assert {text: arguments.parse_seeds(text) for text in texts} == texts
+    texts = {"90s": 90, "9m": 540, "1.5h": 5400, "1h30m": 5400, "1H2s": 3602}
+    assert {text: arguments.parse_budget(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("text", ["", "0", "a", "3-1", "1,,x", "-1", "1.5", "0-999999", ","])
@@ -126,21 +104,73 @@ def test_wrong_seeds(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("9m", 540), ("1.5h", 5400), ("1h30m", 5400), ("1H 2s".replace(" ", ""), 3602)],
+    "text",
+    ["", "9", "9 min", "m", "-9m", "0s", "30m1h", "inf", "nan", "9" * 400 + "s", "9" * 308 + "h"],
 )
-def test_budgets(text, seconds):
-    assert arguments.parse_budget(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "9", "9 min", "m", "-9m", "0s", "30m1h", "inf", "nan"])
 def test_wrong_budgets(text):
     with pytest.raises(ValueError, match="such as 90s, 9m or 1h30m"):
         arguments.parse_budget(text)
 
 
+KNOWN = ("reinmax", "st", "stgs", "gr-mck", "gst-1.0", "gst-p", "Mine")
+
+
 def test_estimators_are_found_whatever_their_case():
-    assert arguments.parse_estimators("ReinMax, GST-p,reinmax") == ["reinmax", "gst-p"]
+    assert arguments.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
+    assert arguments.parse_estimators("mine", KNOWN) == ["Mine"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("straight_through", "st"),
+        ("straight-trough", "st"),
+        ("gumbel_softmax", "stgs"),
+        ("gumbel-rao", "gr-mck"),
+        ("gapped", "gst-1.0"),
+        ("reinmx", "reinmax"),
+        ("min", "Mine"),
+    ],
+)
+def test_near_misses_of_estimators_and_names_of_the_library_are_suggested(given, meant):
+    with pytest.raises(ValueError, match=f"got '{given}'; did you mean {meant}?"):
+        arguments.parse_estimators(given, KNOWN)
+
+
+def test_changes():
+    assert arguments.parse_changes(None) == {}
+    texts = ["tau=0.5, 1", "learning-rate=1e-3", "tau=2"]
+    assert arguments.parse_changes(texts) == {"tau": ["0.5", "1", "2"], "learning_rate": ["1e-3"]}
+    for text in ("tau", "=1", "tau=", "tau=,"):
+        with pytest.raises(ValueError, match=r"give it as tau=0\.5,1"):
+            arguments.parse_changes([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("9" * 5000, "a number of 5000 digits"),
+        ("0-" + "9" * 5000, "a number of 5000 digits"),
+        ("2147483648-2147483648", "2147483648"),
+        ("3,2147483640-2147483650", "2147483650"),
+        ("2147483648,", "2147483648"),
+        ("9" * 15, "9" * 15),
+    ],
+)
+def test_seeds_that_are_too_large(text, got):
+    with pytest.raises(ValueError, match="expected seeds") as caught:
+        arguments.parse_seeds(text)
+    assert str(caught.value) == (
+        f"expected seeds between 0 and 2147483647 (2**31 - 1), got {got}; give a number of seeds "
+        "such as 5, or seeds such as 0-4,7"
+    )
+
+
+def test_the_largest_seed_is_that_of_a_run():
+    (largest,) = arguments.parse_seeds("2147483647-2147483647")
+    tiny("st", largest)
+    with pytest.raises(ValueError, match="seed"):
+        tiny("st", largest + 1)
 
 
 def test_auto_is_a_gpu_if_there_is_one(monkeypatch):
@@ -167,10 +197,28 @@ def test_help_has_examples_and_exit_codes(command):
 
 def test_list_says_what_there_is():
     shown = call("list").stdout
-    for recipe in recipes.RECIPES.values():
-        for text in (recipe.name, recipe.title, recipe.reproduces, recipe.cost, *recipe.data):
+    for recipe in tasks.recipes().values():
+        for text in (recipe.name, recipe.title, recipe.reproduces, *recipe.data):
             assert text in shown
         assert f"{len(recipe.runs()):,} runs" in shown
+    assert "21 runs of 800 steps, together 1 min 38 s of one CPU core." in shown
+    assert "945 runs of 8,000 steps, all of them runs of polynomial-settings." in shown
+    assert "6 runs of 4 steps, not timed yet." in shown
+    # with a name, also what can be changed
+    assert "Fields:" not in shown
+    shown = " ".join(call("list", "tiny", "--set", "tau=0.5,2").stdout.split())
+    assert "tiny@tau=0.5,2.0 12 runs" in shown
+    assert "Estimators: reinmax, st, exact." in shown
+    assert "Fields: tau 0.5, 2; optimiser adam;" in shown
+
+
+def test_list_for_programs():
+    every = json.loads(call("list", "--json").stdout)
+    assert [one["name"] for one in every] == list(tasks.recipes())
+    (one,) = json.loads(call("list", "tiny", "--json").stdout)
+    assert (one["runs"], one["estimators"], one["seeds"]) == (6, [*ESTIMATORS], [0, 1])
+    assert (one["task"], one["cost"], one["fields"]["tau"]) == ("polynomial", None, [1.0])
+    assert every[0]["cost"]["seconds"] == 98.0
 
 
 def test_version():
@@ -201,8 +249,7 @@ def test_seeds_and_estimators_are_selected(here):
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr(display, "_LINES_EVERY", 0.0)
-    monkeypatch.setattr(display.Lines.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(plain_lines, "_EVERY", 0.0)
     result = train()
     assert "\x1b" not in result.stderr
     said = result.stderr.splitlines()
@@ -244,11 +291,6 @@ def test_json_is_one_object_for_each_event():
     assert outcome["exit_code"] == 0
 
 
-def test_json_has_no_word_for_nan(capsys):
-    display.Json(sys.stdout).epoch_done(1, {"loss": [1.0, math.nan, math.inf]}, 1.0)
-    assert json.loads(capsys.readouterr().out)["metrics"]["loss"] == [1.0, None, None]
-
-
 def test_largest_stack():
     events = lines(train("--json", "--largest-stack", "4").stdout)
     sizes = [len(event["members"]) for event in events if event["event"] == "stack_started"]
@@ -277,12 +319,138 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
 
 def test_time_of_stacks_that_were_never_measured_is_scaled():
     def stack(steps, size, seconds):
-        return execute.StackEstimate((tiny("st", 0),), 0, size, steps, seconds)
+        return StackEstimate((tiny("st", 0),), 0, size, steps, seconds)
 
-    plan = execute.Estimate((stack(20, 10, 6.0), stack(10, 40, None)), (), {})
     # 20 steps at 10 bytes take 6 s, so 10 at 40 take 12
-    assert cli._seconds(plan) == pytest.approx(18.0)
-    assert cli._seconds(execute.Estimate((stack(20, 10, None),), (), {})) is None
+    known = Estimate((stack(20, 10, 6.0), stack(10, 40, None)), (), {})
+    assert plan.scaled_seconds(known) == pytest.approx(18.0)
+    assert plan.scaled_seconds(Estimate((stack(20, 10, None),), (), {})) is None
+
+
+def test_a_dry_run_uses_the_cost_that_the_list_shows(monkeypatch, here):
+    def dry(name, *options):
+        return call("run", name, "--dry-run", "--device", "cpu", *options).stdout
+
+    text = dry("polynomial-headline", "--estimators", "st")
+    # 3 of 21 runs, which take 98 s
+    assert "Time: about 14 s." in text
+    assert "the time is that of one CPU core, where the recipe was trained before" in text
+    text = dry("polynomial-curves")
+    assert "Time: unknown." in text
+    # 105 of the 2,430 runs that take 3 minutes
+    assert "They would take about 7.8 s of an H200." in text
+    part = {**vars(TINY), "cost": Cost(60.0, "cpu", "a toy", of="polynomial-headline")}
+    monkeypatch.setitem(tasks._extra, "part", type(TINY)(**{**part, "name": "part"}))
+    assert "Time: about 28 s." in dry("part")
+    assert tree(here) == {}
+
+
+# sweeps of a user
+
+
+SAMPLER = """
+from torch.nn.functional import one_hot
+
+def sampler(logits, tau=1.0, *, given):
+    mean = (logits / tau).softmax(-1)
+    return one_hot(given, logits.shape[-1]) + mean - mean.detach()
+"""
+SWEEP = """
+from discretegrad_lab import Line, Recipe, recipe
+from lab_tiny import tiny
+
+RECIPE = Recipe(
+    name="mine",
+    title="A sweep of mine",
+    task=recipe("polynomial-headline").task,
+    build=lambda estimator, seed: iter([tiny(estimator, seed, tau=0.5)]),
+    seeds=(0, 1),
+    estimators=("reinmax", Line("My way", "sampler.py:sampler")),
+    metrics=("expected_loss",),
+)
+"""
+
+
+def test_a_sweep_from_a_file_is_trained_reported_checked_and_plotted(here, monkeypatch):
+    monkeypatch.setattr(stack_lines, "_known", dict(stack_lines._known))
+    (here / "sweep.py").write_text(SWEEP)
+    (here / "sampler.py").write_text(SAMPLER)
+    done = call("run", "sweep.py", "--device", "cpu")
+    assert done.exit_code == 0, done.stderr
+    assert "mine: 4 finished" in done.stdout
+    assert "Next: discretegrad report sweep.py" in done.stdout
+    assert "A sweep of mine" in call("list", "sweep.py").stdout
+    assert "Wrote results/mine" in call("report", "sweep.py").stdout
+    for check in (["report", "--check"], ["report", "sweep.py", "--check"]):
+        assert call(*check).exit_code == 0
+    # a later process knows the folder, and neither the recipe nor its estimator
+    del tasks._extra["mine"]
+    del stack_lines._known["my-way"]
+    assert call("report", "--check").exit_code == 0
+    assert "| My way | " in (here / "results" / "mine" / "report.md").read_text()
+    # without the file the stored runs can still be reported
+    assert "my-way" in call("report", "--estimators", "reinmax,my-way").stdout
+    assert refused(call("report", "--estimators", "my_way"), "did you mean my-way?")
+    assert "Wrote results/mine/curves.png" in call("plot", "mine").stdout
+    assert "Wrote results/mine/curves.png" in call("plot", "sweep.py").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("RECIPE = 3", "to define RECIPE"),
+        ("1 / 0", "ZeroDivisionError"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_without_a_sweep(here, text, words):
+    if text is not None:
+        (here / "sweep.py").write_text(text)
+    assert refused(call("run", "sweep.py"), "sweep.py", words)
+
+
+def test_fields_are_set_for_training_and_for_the_report(here):
+    options = ("--set", "tau=0.5,2", "--set", "learning_rate=0.5", "--seeds", "1")
+    train(*options)
+    stored = list(Store(here / "runs").runs())
+    assert {(run.tau, run.learning_rate) for run in stored} == {(0.5, 0.5), (2.0, 0.5)}
+    assert len(stored) == 2 * len(ESTIMATORS)
+    assert call("report", "tiny", *options).exit_code == 0
+    name = "tiny@tau=0.5,2.0@learning_rate=0.5"
+    text = (here / "results" / name / "report.md").read_text()
+    assert "| τ = 0.5 |" in text
+    assert "learning rate 0.5" in text
+    assert call("report", "--check").exit_code == 0
+    assert f"Wrote results/{name}/curves.png" in call("plot", "tiny", *options[:4]).stdout
+
+
+def test_any_set_of_stored_runs_is_reported(here):
+    train("--set", "tau=0.5,2")
+    # no recipe is done, so all runs are taken
+    assert "Stored runs of polynomial" in call("report").stdout
+    folder = here / "results" / "stored-polynomial"
+    assert (folder / "runs.csv").read_text().count("finished") == 12
+    shutil.rmtree(here / "results")
+    chosen = ("--set", "tau=0.5", "--estimators", "ReinMax,st", "--seeds", "1")
+    shown = json.loads(call("report", *chosen, "--json").stdout)
+    (table, _) = shown[0]["tables"]
+    assert [line[0] for line in table["rows"]] == ["ReinMax", "ST"]
+    assert [line[-3] for line in table["rows"]] == ["0.5", "0.5"]
+    assert shown[0]["claims"] == []
+    assert call("report", "--check").exit_code == 0
+    assert "Wrote results/stored-polynomial/curves.png" in call("plot").stdout
+    assert "Wrote results/stored-polynomial/curves.png" in call("plot", folder.name).stdout
+    assert refused(call("report", "--set", "tua=1"), "'tua'; did you mean tau?")
+    assert refused(call("report", "--set", "tau=7"), "got none that fit")
+
+
+def test_a_report_for_programs_has_tables_and_verdicts(here):
+    call("report", "--results", str(ROOT / "results"), "--check")
+    shutil.copytree(ROOT / "results" / "vae-10x30", here / "results" / "vae-10x30")
+    (one,) = json.loads(call("report", "vae-10x30", "--json").stdout)
+    assert one["tables"][0]["rows"][-1][:2] == ["ReinMax", "98.37 ± 0.44"]
+    assert one["tables"][0]["headings"][-3:] == ["τ", "optimiser", "learning rate"]
+    assert {claim["verdict"] for claim in one["claims"]} == {"undecided"}
 
 
 def outcome(**fields):
@@ -290,7 +458,7 @@ def outcome(**fields):
     fields = {name: (run,) if value is True else value for name, value in fields.items()}
     if fields.get("damaged"):
         fields["damaged"] = {run: "expected a file, got none; put it back"}
-    return execute.Outcome(**fields)
+    return Outcome(**fields)
 
 
 CODES = [
@@ -323,7 +491,7 @@ def test_a_budget_that_ends_leaves_work_for_the_next_command(here):
 
 
 def test_an_epoch_that_was_given_up_is_told(monkeypatch):
-    outcome = execute.Outcome(stopped=(tiny("st", 0),), stopped_by="budget", abandoned=True)
+    outcome = Outcome(stopped=(tiny("st", 0),), stopped_by="budget", abandoned=True)
     monkeypatch.setattr(execute, "execute", lambda *_, **__: outcome)
     result = call("run", "tiny", "--device", "cpu", "--budget", "1s")
     assert result.exit_code == 3
@@ -341,6 +509,9 @@ def test_a_damaged_run_is_named_and_the_others_are_trained(here):
     result = call("run", "tiny", "--device", "cpu", "-q")
     assert refused(result, broken.identity, "metrics-2.csv", "move this directory away", code=1)
     assert store.status(TINY.runs()[1]).state == "finished"
+    # with lines of progress, too, it is explained once
+    result = call("run", "tiny", "--device", "cpu")
+    assert (result.exit_code, result.stderr.count("move this directory away")) == (1, 1)
 
 
 def test_ray_gets_what_the_local_engine_gets(monkeypatch, here):
@@ -349,7 +520,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch, here):
     def fake(runs, root, **options):
         found.update(options, runs=runs, root=root)
         options["listener"].planned([], runs)
-        return execute.Outcome(finished=tuple(runs))
+        return Outcome(finished=tuple(runs))
 
     monkeypatch.setattr(cluster, "execute", fake)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
@@ -371,7 +542,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch, here):
 
 def test_trouble_with_a_cluster_is_a_paragraph(monkeypatch):
     def fails(*_, **__):
-        raise cluster.ClusterError("expected a Ray cluster, got none; start one")
+        raise ClusterError("expected a Ray cluster, got none; start one")
 
     monkeypatch.setattr(cluster, "execute", fails)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
@@ -390,7 +561,7 @@ BAD = {
     "no estimator": (["run", "tiny", "--estimators", ","], ["leave the option out"]),
     "estimator of another recipe": (
         ["run", "vae-10x30", "--estimators", "rodeo"],
-        ["estimators of", "for vae-10x30", "'rodeo'"],
+        ["estimators of", "'rodeo'"],
     ),
     "seeds": (["run", "tiny", "--seeds", "x"], ["0-4,7"]),
     "large seed": (["run", "tiny", "--seeds", f"{2**31},"], ["2**31 - 1"]),
@@ -403,7 +574,10 @@ BAD = {
     "ray address": (["run", "tiny", "--ray-address", "auto"], ["--engine ray"]),
     "quiet json": (["run", "tiny", "--quiet", "--json"], ["--quiet and --json"]),
     "report": (["report", "tiny"], ["runs of tiny in runs", "discretegrad run tiny", "--runs"]),
-    "no report": (["report"], ["whose runs are all done", "name a recipe"]),
+    "no report": (["report"], ["stored runs in runs", "discretegrad run", "--runs"]),
+    "field": (["run", "tiny", "--set", "tua=1"], ["'tua'; did you mean tau?"]),
+    "value": (["run", "tiny", "--set", "epochs=few"], ["a whole number as epochs, got 'few'"]),
+    "no value": (["list", "tiny", "--set", "tau"], ["give it as tau=0.5,1"]),
     "report of nothing": (["report", "tyni"], ["did you mean tiny?"]),
     "check of nothing": (["report", "--check"], ["below results, got none", "--results"]),
     "check of one": (["report", "tiny", "--check"], ["expected no recipe with --check"]),
@@ -473,7 +647,7 @@ def test_a_runs_directory_that_is_a_file(here):
 
 
 def test_results_of_a_newer_version(here, monkeypatch):
-    from discretegrad_lab import store
+    from discretegrad_lab.runs import store
 
     with monkeypatch.context() as future:
         future.setattr(store, "FORMAT", store.FORMAT + 1)
@@ -541,31 +715,6 @@ def test_tensorboard_files_have_the_metrics_of_every_run(here):
         }
 
 
-def test_tensorboard_forgets_what_a_resumed_run_does_again(here):
-    from discretegrad_lab.tensorboard import EventFiles
-
-    run = tiny("st", 0, epochs=9)
-    for epoch, values in ((0, (5.0, 4.0)), (1, (3.0, math.nan, 2.0))):
-        files = EventFiles(here / "events")
-        files.stack_started((run,), epoch, 9, 10)
-        for number, value in enumerate(values, epoch + 1):
-            files.epoch_done(number, {"loss": [value]}, 1.0)
-        files.stack_finished((run,), 0)
-    assert files.problem == ""
-    assert scalars(files.path(run).parent) == {"loss": [(10, 5.0), (20, 3.0), (40, 2.0)]}
-
-
-def test_tensorboard_tells_stacks_side_by_side_apart(here, clock):
-    from discretegrad_lab.tensorboard import EventFiles
-
-    files = EventFiles(here / "events")
-    stacks = side_by_side(display.Together(files), clock)
-    files.write()
-    for number, (run,) in enumerate(stacks):
-        expected = [(10, 10.0 * number + 1), (20, 10.0 * number + 2)]
-        assert scalars(files.path(run).parent) == {"loss": expected}
-
-
 def test_tensorboard_files_that_cannot_be_written(here):
     (here / "events").write_text("a file")
     result = call("run", "tiny", "--device", "cpu", "--tensorboard", "events")
@@ -584,111 +733,6 @@ def test_training_goes_on_if_tensorboard_files_cannot_be_written_later(here):
     assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
 
 
-# the board
-
-
-def board(**options):
-    from rich.console import Console
-
-    with open(os.devnull, "w") as nowhere:
-        console = Console(file=nowhere, force_terminal=True, width=120)
-        return display.Board(console, **options)
-
-
-def rendered(shown):
-    from rich.console import Console
-
-    console = Console(width=140)
-    with console.capture() as capture:
-        console.print(shown.render())
-    return capture.get()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until its ``now`` is set."""
-    clock = SimpleNamespace(now=1000.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(display, "time", clock)
-    return clock
-
-
-def test_board_shows_members_speed_time_left_and_losses(clock):
-    shown = board(budget=100.0)
-    runs = (tiny("reinmax", 0), tiny("st", 0), tiny("st", 1))
-    others = (tiny("exact", 0), tiny("exact", 1))
-    shown.planned([], [*runs, *others])
-    assert "looking at the stored runs" in rendered(shown)
-    shown.stack_started(runs, 0, 2, 50)
-    clock.now += 3
-    shown.epoch_done(1, {"train": [1.0, 2.0, math.nan], "test": [math.nan] * 3}, 3.0)
-    text = rendered(shown)
-    # 3 of 10 epochs took 3 s
-    assert "30%, 0 of 5 runs done, 3 members at epoch 1 of 2, 50 run-steps/s, 7.0 s left" in text
-    assert "the budget ends in 1 min 37 s" in text
-    titles = [line.split() for line in text.splitlines()]
-    assert ["ReinMax", "1"] in titles
-    assert ["ST", "2", "1", "diverged"] in titles
-    shown.epoch_done(2, {"train": [0.5, 1.5, math.nan], "test": [7.0, 8.0, math.nan]}, 3.0)
-    assert ["ReinMax", "0.5", "7"] in [line.split() for line in rendered(shown).splitlines()]
-    shown.stack_finished(runs, 2)
-    assert "60%, 3 of 5 runs done" in rendered(shown)
-
-
-def side_by_side(listener, clock):
-    """Two stacks of one run, as a cluster tells of them: one second an epoch, 10 steps each."""
-    stacks = [(tiny("reinmax", 0, epochs=4),), (tiny("st", 0, epochs=4),)]
-    listener.planned([], [run for stack in stacks for run in stack])
-    for stack in stacks:
-        listener.stack_started(stack, 0, 4, 10)
-    for epoch in (1, 2):
-        clock.now += 1
-        for number, stack in enumerate(stacks):
-            listener.stack_again(stack, epoch - 1, 4, 10)
-            listener.epoch_done(epoch, {"loss": [10.0 * number + epoch]}, 1.0)
-    return stacks
-
-
-def test_stacks_side_by_side_have_one_speed_and_their_own_losses(clock):
-    tally = display.Tally()
-    stacks = side_by_side(tally, clock)
-    assert tally.run_steps_per_second == pytest.approx(20.0)
-    assert tally.seconds_left == pytest.approx(2.0)
-    assert tally.losses == {"st": {"loss": 12.0}}
-    tally.stack_again(stacks[0], 2, 4, 10)
-    assert tally.losses == {"reinmax": {"loss": 2.0}}
-    assert (tally.share, tally.runs) == (0.5, 2)
-
-
-def test_epochs_that_are_told_of_at_once_were_not_trained_at_once(clock):
-    tally = display.Tally()
-    tally.stack_started((tiny("st", 0, epochs=9),), 0, 9, 10)
-    for epoch in range(1, 5):
-        tally.epoch_done(epoch, {"loss": [1.0]}, 1.0)
-    assert tally.run_steps_per_second == pytest.approx(10.0)
-
-
-def test_json_numbers_stacks_side_by_side(clock, capsys):
-    side_by_side(display.Together(display.Json(sys.stdout), display.Tally()), clock)
-    events = lines(capsys.readouterr().out)
-    found = [(one["event"], one["stack"], one.get("epoch")) for one in events[1:]]
-    started = [("stack_started", 1, 0), ("stack_started", 2, 0)]
-    assert found == started + [("epoch_done", n, e) for e in (1, 2) for n in (1, 2)]
-
-
-def test_tally_leaves_out_what_was_done_before_or_is_lost():
-    tally = display.Tally()
-    runs = tuple(tiny("st", seed, epochs=10) for seed in range(3))
-    tally.planned([], runs)
-    assert (tally.runs, tally.left) == (3, 30)
-    tally.run_elsewhere(runs[2])
-    assert (tally.runs, tally.left) == (2, 20)
-    tally.stack_started(runs, 8, 10, 5)
-    assert (tally.runs, tally.left) == (3, 6)
-    tally.run_damaged(runs[0], "broken")
-    assert (tally.runs, tally.left) == (2, 4)
-
-
 def test_a_terminal_shows_the_board(monkeypatch):
     # which is how rich is told of terminals that it does not know
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -700,30 +744,6 @@ def test_a_terminal_shows_the_board(monkeypatch):
     assert "\x1b" not in result.stdout
 
 
-def test_board_says_what_is_left_alone(capsys):
-    from rich.console import Console
-
-    with display.Board(Console(force_terminal=True, width=100)) as shown:
-        shown.run_damaged(tiny("st", 0), "expected [this], got none")
-    assert "left alone: expected [this], got none" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3725, "1 h 2 min")],
-)
-def test_durations(seconds, text):
-    assert display.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (36.7e6, "36.7 MB"), (64.5e9, "64.5 GB")],
-)
-def test_sizes(count, text):
-    assert display.size(count) == text
-
-
 # report and plot
 
 
@@ -733,6 +753,7 @@ def test_report_goes_from_runs_to_files_and_is_checked(here):
     assert "ReinMax" in shown
     assert "Wrote results/tiny" in shown
     files = {"claims.csv", "curves.csv", "report.html", "report.md", "runs.csv", "table.csv"}
+    files.add("reading.json")
     assert {path.name for path in (here / "results" / "tiny").iterdir()} == files
     checked = call("report", "--check")
     assert (checked.exit_code, checked.stdout) == (
@@ -742,31 +763,36 @@ def test_report_goes_from_runs_to_files_and_is_checked(here):
 
 
 def test_report_without_names_takes_what_is_done(here):
-    train("--seeds", "1")
-    assert refused(call("report"), "name a recipe")
     train()
     assert call("report", "-q").stdout == ""
     assert (here / "results" / "tiny" / "report.md").exists()
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "table.csv", "report.md", "report.html"])
-def test_check_finds_a_changed_file(here, name):
+def test_check_finds_what_was_changed_is_missing_or_cannot_be_read(here):
     train()
     call("report", "tiny")
-    path = here / "results" / "tiny" / name
-    text = path.read_text()
-    changed = text.replace("finished", "diverged", 1) if name == "runs.csv" else text + "more\n"
-    path.write_text(changed)
-    assert refused(
-        call("report", "--check"), f"tiny/{name}" if name != "runs.csv" else "tiny/", code=1
+    folder = here / "results" / "tiny"
+    for name in ("runs.csv", "table.csv", "claims.csv", "report.md", "report.html"):
+        path, before = folder / name, (folder / name).read_bytes()
+        # a changed run shows in the report
+        place = "tiny/" if name == "runs.csv" else f"tiny/{name}"
+        path.write_bytes(before.replace(b"finished", b"diverged", 1) + b"more\n")
+        if name != "runs.csv":
+            assert refused(call("report", "--check"), place, code=1)
+        path.write_bytes(b"\xff\xfe")
+        code = 2 if name == "runs.csv" else 1
+        assert refused(call("report", "--check"), name, code=code)
+        path.unlink()
+        if name in ("table.csv", "claims.csv", "report.md"):
+            assert refused(call("report", "--check"), place, "no such file", code=1)
+        path.mkdir()
+        assert refused(call("report", "--check"), "expected", name, code=1)
+        path.rmdir()
+        path.write_bytes(before)
+    (folder / "runs.csv").write_text(
+        (folder / "runs.csv").read_text().replace("finished", "diverged", 1)
     )
-
-
-def test_check_names_a_file_that_is_not_there(here):
-    train()
-    call("report", "tiny")
-    (here / "results" / "tiny" / "claims.csv").unlink()
-    assert refused(call("report", "--check"), "tiny/claims.csv", "no such file", code=1)
+    assert refused(call("report", "--check"), "tiny/", code=1)
 
 
 def test_report_keeps_results_of_runs_that_are_not_here(here):
@@ -783,12 +809,6 @@ def test_report_keeps_results_of_runs_that_are_not_here(here):
     assert call("report", "tiny").exit_code == 0
     rows = (here / "results" / "tiny" / "runs.csv").read_text()
     assert rows.count("finished") == 6
-
-
-def test_report_of_more_seeds(here):
-    train("--seeds", "3")
-    call("report", "tiny", "--seeds", "3", "--estimators", "st")
-    assert (here / "results" / "tiny" / "runs.csv").read_text().count("finished") == 3
 
 
 def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
@@ -842,17 +862,8 @@ def test_report_says_why_a_run_cannot_be_read(here):
     assert "discretegrad: and 1 more" in call("report", "tiny", "-q").stderr
 
 
-def test_a_damaged_run_is_explained_once(here):
-    train()
-    damage(here)
-    for options in ([], ["-q"]):
-        result = call("run", "tiny", "--device", "cpu", *options)
-        assert result.exit_code == 1
-        assert result.stderr.count("move this directory away") == 1
-
-
 def test_errors_of_the_store_are_not_about_the_results(here, monkeypatch):
-    from discretegrad_lab import store
+    from discretegrad_lab.runs import store
 
     train()
 
@@ -865,47 +876,17 @@ def test_errors_of_the_store_are_not_about_the_results(here, monkeypatch):
     assert "--results" not in result.stderr
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "claims.csv", "report.html"])
-def test_check_explains_what_it_cannot_read(here, name):
-    train()
-    call("report", "tiny")
-    path = here / "results" / "tiny" / name
-    path.unlink()
-    path.mkdir()
-    result = call("report", "--check")
-    assert refused(result, "expected", name, code=1)
-
-
-def test_check_finds_a_page_that_is_no_text(here):
-    train()
-    call("report", "tiny")
-    for name in ("report.html", "report.md"):
-        path = here / "results" / "tiny" / name
-        before = path.read_bytes()
-        path.write_bytes(b"\xff\xfe")
-        assert refused(call("report", "--check"), name, code=1)
-        path.write_bytes(before)
-
-
-def test_tables_are_wide_where_there_is_no_terminal(here, monkeypatch):
+def test_no_number_is_cut_or_folded_in_a_pipe_or_a_narrow_terminal(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     train()
     text = call("report", "tiny").stdout
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert "% above optimum" in text
-
-
-def test_a_narrow_terminal_cuts_no_number(here):
-    from rich.console import Console
-
-    from discretegrad_lab import report, results
-
-    train()
-    call("report", "tiny")
     stream = io.StringIO()
-    found = results.read(here / "results" / "tiny")
-    report.show(report.section(found), Console(file=stream, width=40))
-    assert "\N{HORIZONTAL ELLIPSIS}" not in stream.getvalue()
+    _, section = read_section(here / "results" / "tiny")
+    show(section, Console(file=stream, width=48))
+    for shown in (text, stream.getvalue()):
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+        assert all(cell in shown for row in section.tables[0].rows for cell in row)
 
 
 def test_results_that_cannot_be_written(here):
@@ -991,7 +972,7 @@ def test_doctor_says_what_there_is_and_what_to_do(monkeypatch, here):
         f"torch {torch.__version__}",
         "none that torch can use Training runs on the CPU",
         "fused kernels only on GPUs",
-        f"new/runs: {display.size(shutil.disk_usage(here).free)[:2]}",
+        f"new/runs: {size(shutil.disk_usage(here).free)[:2]}",
         "data set mnist missing `discretegrad data fetch mnist`",
         'ray not installed For --engine ray: pip install "discretegrad[ray]"',
         f"matplotlib {metadata.version('matplotlib')}",
@@ -1008,6 +989,13 @@ def test_doctor_fails_where_runs_cannot_be_written(here):
     assert result.stderr.endswith("got trouble with runs directory\n")
 
 
+def test_doctor_for_programs(here):
+    parts = {one["what"]: one for one in json.loads(call("doctor", "--json").stdout)}
+    assert parts["torch"]["state"].startswith(torch.__version__)
+    assert parts["data set mnist"]["advice"].startswith("`discretegrad data fetch mnist`")
+    assert not any(one["broken"] for one in parts.values())
+
+
 def test_doctor_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -1017,26 +1005,61 @@ def test_doctor_on_a_gpu(monkeypatch):
     monkeypatch.setattr(environment, "device_name", lambda name: f"[{name}]")
     free = {"cpu": 1e9, "cuda:0": 90e9, "cuda:1": 10e9}
     monkeypatch.setattr(environment, "free_memory", free.get)
-    monkeypatch.setattr(doctor, "_kernels", lambda: doctor.Finding("fused kernels", "run"))
-    found = {one.what: one for one in doctor._hardware()}
-    assert found["GPU 0"] == doctor.Finding("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
+    monkeypatch.setattr(machine, "_kernels", lambda: machine.Part("fused kernels", "run"))
+    found = {one.what: one for one in machine._hardware()}
+    assert found["GPU 0"] == machine.Part("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
     assert found["GPU 1"].advice == "Something else uses most of its memory."
     assert found["TF32"].advice
-    assert found["fused kernels"].found == "run"
+    assert found["fused kernels"].state == "run"
+
+
+def test_doctor_says_why_a_place_cannot_be_written(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    reasons = {
+        file: "Not a directory",
+        file / "runs": "Not a directory",
+        tmp_path / ("x" * 300): "File name too long",
+    }
+    for place, reason in reasons.items():
+        assert machine._disk(place) == machine.Part(
+            "runs directory",
+            f"{place}: cannot be written ({reason})",
+            "Choose another with --runs.",
+            broken=True,
+        )
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert machine._disk(tmp_path).state.endswith("cannot be written (Permission denied)")
+
+
+def test_doctor_at_a_directory_that_cannot_be_searched(tmp_path, monkeypatch):
+    closed = tmp_path / "closed"
+    stat = Path.stat
+
+    # the superuser may search all
+    def refuse(path, **options):
+        if closed in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    found = machine._disk(closed / "runs")
+    assert found.broken
+    assert found.state.endswith("cannot be written (Permission denied)")
 
 
 def test_doctor_says_why_kernels_fail():
     if torch.cuda.is_available():
         pytest.skip("they run here")
-    found = doctor._kernels()
+    found = machine._kernels()
     assert found.broken
-    assert found.found.startswith("fail: ")
+    assert found.state.startswith("fail: ")
     assert "compiler" in found.advice
 
 
 @pytest.mark.gpu
 def test_doctor_runs_a_kernel():
-    assert doctor._kernels().found.startswith("run (triton ")
+    assert machine._kernels().state.startswith("run (triton ")
 
 
 # as a process of its own
@@ -1052,7 +1075,7 @@ def process(here, *arguments, before="", **options):
         main()
         """
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **options}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **options}
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code],
         cwd=here,
@@ -1127,27 +1150,16 @@ def test_help_does_not_wait_for_torch(here):
     assert "--budget" in out
 
 
-def long_recipe():
-    """A single run that takes an hour; its source goes to another process too."""
-    from discretegrad_lab import recipes
-    from discretegrad_lab.config import Polynomial
+LONG = """
+from dataclasses import replace
+from discretegrad_lab import tasks
+from lab_tiny import TINY, tiny
 
-    def build(estimator, seed):
-        sizes = {"latents": 4, "batch": 4, "steps_per_epoch": 20, "epochs": 100000}
-        yield Polynomial(estimator=estimator, seed=seed, **sizes)
+def build(estimator, seed):
+    yield tiny(estimator, seed, steps_per_epoch=20, epochs=100000)
 
-    return recipes.Recipe(
-        name="long", title="", reproduces="", cost="", build=build, seeds=(0,), estimators=("st",)
-    )
-
-
-LONG = (
-    inspect.getsource(long_recipe)
-    + """
-from discretegrad_lab import recipes
-recipes.RECIPES["long"] = long_recipe()
+tasks.add_recipe(replace(TINY, name="long", build=build, seeds=(0,), estimators=("st",)))
 """
-)
 
 
 def test_an_interrupted_command_saves_and_goes_on(here, monkeypatch):
@@ -1168,7 +1180,8 @@ def test_an_interrupted_command_saves_and_goes_on(here, monkeypatch):
     out, error = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "discretegrad: stopping after this epoch; once more" in error
-    monkeypatch.setitem(recipes.RECIPES, "long", long_recipe())
+    exec(LONG, {})
+    monkeypatch.setitem(tasks._extra, "long", tasks._extra["long"])
     again = lines(call("run", "long", "--json", "--budget", "1s", "--device", "cpu").stdout)
     assert again[-1]["exit_code"] == 3
     assert next(event for event in again if event["event"] == "stack_started")["epoch"] > 0

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,13 +17,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discretegrad_lab import cluster
-from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.data import DataError
-from discretegrad_lab.desk import Desk
-from discretegrad_lab.execute import Listener, Outcome, execute
-from discretegrad_lab.store import DamagedRun, Store, StoreError
+from discretegrad_lab import tasks
+from discretegrad_lab.runs import cluster, connection, worker
+from discretegrad_lab.runs.desk import Desk
+from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.listener import Listener, Outcome
+from discretegrad_lab.runs.store import DamagedRun, Store, StoreError
+from discretegrad_lab.tasks import base
+from discretegrad_lab.tasks.data import DataError
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.vae.config import Vae
 
+HERE = str(Path(__file__).parent)
 RUN = Polynomial(estimator="reinmax", latents=4, batch=4, steps_per_epoch=10, epochs=8)
 # nobody waits for its end
 LONG = replace(RUN, epochs=20_000)
@@ -74,7 +80,7 @@ def ray():
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with cluster._connected(ray, None, num_cpus=2, _temp_dir=place):
+        with connection.connected(ray, None, num_cpus=2, _temp_dir=place):
             assert signal.getsignal(signal.SIGTERM) == handler
             yield ray
         assert not ray.is_initialized()
@@ -165,6 +171,21 @@ def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
     assert list((tmp_path / "there" / ".locks").iterdir()) == []
 
 
+def test_estimators_and_tasks_of_users_reach_the_workers(ray, tmp_path, monkeypatch):
+    page = (Path(HERE).parent / "docs" / "extending-the-lab.md").read_text()
+    blocks = re.findall(r'```py title="(.*?)"\n(.*?)```', page, re.DOTALL)
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(tasks, "_extra", {})
+    monkeypatch.setattr(base, "TASKS", dict(base.TASKS))
+    for name in ("my_sweep.py", "my_task.py"):
+        (recipe,) = tasks.load_recipes(tmp_path / name)
+        runs = recipe.runs(seeds=[0])
+        train_here(runs, tmp_path / "here")
+        assert cluster.execute(runs, tmp_path / "there") == Outcome(finished=tuple(runs))
+        assert_equal(runs, tmp_path / "there", tmp_path / "here")
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -212,7 +233,7 @@ def test_a_stack_that_no_worker_survives_is_given_up(ray, tmp_path, processes, m
                 os.kill(process, signal.SIGKILL)
 
     notes = Notes(kill)
-    with pytest.raises(cluster.ClusterError, match=r"got: The worker died unexpectedly.*; see"):
+    with pytest.raises(connection.ClusterError, match=r"got: The worker died unexpectedly.*; see"):
         cluster.execute([harmless, deadly], tmp_path, listener=notes)
     assert len(killed) == len(processes(2)) == 2
     # the other stack went on
@@ -280,8 +301,8 @@ def test_a_signal_saves_and_stops(ray, tmp_path, number):
 
 DRIVER = """
 import sys
-from discretegrad_lab import cluster
-from discretegrad_lab.execute import Listener
+from discretegrad_lab.runs import cluster
+from discretegrad_lab.runs.listener import Listener
 from test_lab_cluster import LONG, seeds
 
 class Says(Listener):
@@ -303,7 +324,7 @@ def test_a_running_cluster_is_used(ray, tmp_path):
     address = ray.get_runtime_context().gcs_address
     driver = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", DRIVER, str(tmp_path), address],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((HERE, f"{HERE}/../src"))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -338,7 +359,7 @@ def no_cluster(monkeypatch):
 
 def test_a_missing_ray_is_said_in_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(cluster.ClusterError) as caught:
+    with pytest.raises(connection.ClusterError) as caught:
         cluster.execute([RUN], tmp_path / "runs")
     assert str(caught.value) == (
         "expected the package ray for training on a cluster, got none; install it with "
@@ -357,7 +378,7 @@ def test_a_missing_ray_is_said_in_a_sentence(monkeypatch, tmp_path):
     ],
 )
 def test_a_wrong_address_is_refused_at_once(no_cluster, tmp_path, address, words):
-    with pytest.raises(cluster.ClusterError, match=words):
+    with pytest.raises(connection.ClusterError, match=words):
         cluster.execute([RUN], tmp_path, address=address)
 
 
@@ -369,9 +390,9 @@ def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(cluster.ClusterError, match=r"on this machine, got: nothing at local; "):
+    with pytest.raises(connection.ClusterError, match=r"on this machine, got: nothing at local; "):
         cluster.execute([RUN], tmp_path)
-    with pytest.raises(cluster.ClusterError, match=r"address auto, got: nothing at auto; start"):
+    with pytest.raises(connection.ClusterError, match=r"address auto, got: nothing at auto; start"):
         cluster.execute([RUN], tmp_path, address="auto")
 
 
@@ -383,7 +404,7 @@ def test_a_cluster_that_wants_a_token_is_explained(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(cluster.ClusterError, match="asks for a token; set RAY_AUTH_MODE=token"):
+    with pytest.raises(connection.ClusterError, match="asks for a token; set RAY_AUTH_MODE=token"):
         cluster.execute([RUN], tmp_path, address="auto")
 
 
@@ -405,14 +426,14 @@ class Resources:
 
 def test_the_device_is_one_of_the_cluster():
     both, cores = Resources(CPU=8.0, GPU=2.0), Resources(CPU=8.0)
-    assert cluster._resources(both, "auto") == cluster._resources(both, "cuda") == ("cuda", 2)
-    assert cluster._resources(cores, "auto") == cluster._resources(both, "cpu") == ("cpu", 8)
-    assert cluster._resources(both, torch.device("cuda:0")) == ("cuda", 2)
-    with pytest.raises(cluster.ClusterError, match="expected a cluster with a GPU"):
-        cluster._resources(cores, "cuda")
+    assert connection.resources(both, "auto") == connection.resources(both, "cuda") == ("cuda", 2)
+    assert connection.resources(cores, "auto") == connection.resources(both, "cpu") == ("cpu", 8)
+    assert connection.resources(both, torch.device("cuda:0")) == ("cuda", 2)
+    with pytest.raises(connection.ClusterError, match="expected a cluster with a GPU"):
+        connection.resources(cores, "cuda")
     for wrong in ("cuda:1", "meta", "abacus"):
         with pytest.raises(ValueError, match=f"expected the device cpu or cuda.*{wrong}"):
-            cluster._resources(both, wrong)
+            connection.resources(both, wrong)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +456,7 @@ def test_all_workers_have_a_stack(tmp_path, counts, workers, largest, sizes):
         for number, count in enumerate(counts)
         for run in seeds(replace(RUN, epochs=9 + number), count)
     ]
-    found = cluster._plan(runs, tmp_path, "cpu", workers, largest)
+    found = worker.plan(worker.packed(runs), worker.Place(tmp_path, "cpu", largest), workers)
     assert [len(stack.runs) for stack in found.stacks] == sizes
     assert sorted(run.identity for stack in found.stacks for run in stack.runs) == sorted(
         run.identity for run in runs
@@ -444,9 +465,10 @@ def test_all_workers_have_a_stack(tmp_path, counts, workers, largest, sizes):
 
 def test_nodes_must_share_the_directory(tmp_path):
     with cluster._token(tmp_path / "runs") as token:
-        cluster._check_shared(token)
-        with pytest.raises(cluster.ClusterError, match="on storage that all nodes share"):
-            cluster._check_shared(tmp_path / "other" / ".locks" / token.name)
+        place = worker.Place(tmp_path / "runs", "cpu", token=token)
+        worker._check_shared(place)
+        with pytest.raises(connection.ClusterError, match="on storage that all nodes share"):
+            worker._check_shared(place._replace(token=tmp_path / "other" / token.name))
     assert not token.exists()
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="expected to write in"), cluster._token(tmp_path / "file"):
@@ -463,9 +485,9 @@ def test_nodes_must_share_the_directory(tmp_path):
     ],
 )
 def test_errors_survive_the_way_back(error):
-    found = cluster._Failure.of(error, "abacus")
+    found = worker.Failure.of(error, "abacus")
     with pytest.raises(type(error)) as caught:
-        cluster._value(found)
+        worker.value(found)
     assert str(caught.value) == f"{error} (on the node abacus)"
     assert vars(caught.value).items() >= vars(error).items()
 
@@ -494,7 +516,7 @@ def job(tmp_path):
     """Two runs, the first of which is finished, in one stack."""
     runs = seeds(RUN, 2)
     train_here(runs[:1], tmp_path)
-    job = cluster._Job(Results(), runs, tmp_path, "cpu", None)
+    job = cluster._Job(Results(), runs, worker.Place(tmp_path, "cpu"), None)
     job.stacks = [tuple(runs)]
     return job
 
@@ -520,9 +542,9 @@ def test_a_cancelled_stack_is_stopped(job):
 def test_only_an_error_stops_the_other_stacks(job):
     job._note(0, Gone("many\nlines"), again=False)
     assert job.stop is None
-    job._note(0, cluster._Failure.of(StoreError("no space"), "abacus"), again=False)
+    job._note(0, worker.Failure.of(StoreError("no space"), "abacus"), again=False)
     assert job.stop == "error"
-    assert list(map(type, job.errors)) == [cluster.ClusterError, StoreError]
+    assert list(map(type, job.errors)) == [connection.ClusterError, StoreError]
     assert "got: lines; see that every node" in str(job.errors[0])
 
 
@@ -584,7 +606,7 @@ def test_the_desk_keeps_order_and_says_stop():
 
 
 def test_the_desk_starts_quickly():
-    heavy = "import sys, discretegrad_lab.desk; print('torch' in sys.modules)"
+    heavy = "import sys, discretegrad_lab.runs.desk; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -592,7 +614,7 @@ def test_the_desk_starts_quickly():
 def test_a_second_signal_does_not_keep_a_worker_from_saving(tmp_path):
     """One from its node and the word from the driver come together."""
 
-    class Twice(cluster._Reporter):
+    class Twice(worker.Reporter):
         def epoch_done(self, *arguments):
             super().epoch_done(*arguments)
             if arguments[0] == 3:
@@ -600,9 +622,9 @@ def test_a_second_signal_does_not_keep_a_worker_from_saving(tmp_path):
                 signal.raise_signal(signal.SIGINT)
 
     told = iter([None] * 2 + ["SIGINT"] * 9)
-    before = [signal.getsignal(number) for number in cluster._SIGNALS]
+    before = [signal.getsignal(number) for number in worker._SIGNALS]
     reporter = Twice(lambda events: next(told), "abacus")
     outcome = execute([LONG], Store(tmp_path), listener=reporter)
     assert (outcome.stopped, outcome.stopped_by) == ((LONG,), "SIGTERM")
     assert 2 <= Store(tmp_path).status(LONG).epoch < 20
-    assert [signal.getsignal(number) for number in cluster._SIGNALS] == before
+    assert [signal.getsignal(number) for number in worker._SIGNALS] == before

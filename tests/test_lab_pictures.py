@@ -1,4 +1,4 @@
-"""Reconstructions of stored models."""
+"""Images that stored models make: here reconstructions of a VAE."""
 
 from dataclasses import replace
 
@@ -7,15 +7,16 @@ import torch
 from typer.testing import CliRunner
 
 import oracles
-from discretegrad_lab import data, plots
+from discretegrad_lab import tasks
 from discretegrad_lab.cli import app
-from discretegrad_lab.config import Polynomial, Vae
-from discretegrad_lab.data import Images
-from discretegrad_lab.execute import execute
-from discretegrad_lab.pictures import draw_reconstructions, finished
-from discretegrad_lab.recipes import RECIPES
-from discretegrad_lab.store import Store
-from discretegrad_lab.tasks import vae
+from discretegrad_lab.cli.plot import _pictures
+from discretegrad_lab.report.results import collect
+from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.store import Store
+from discretegrad_lab.tasks.data import Images
+from discretegrad_lab.tasks.vae import model
+from discretegrad_lab.tasks.vae.config import Vae
+from lab_tiny import TINY
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
 
@@ -32,80 +33,76 @@ def built(estimator, seed):
 
 
 RECIPE = replace(
-    RECIPES["vae-10x30"], build=built, seeds=(1, 0), estimators=("st", "reinmax", "stgs")
+    tasks.recipe("vae-10x30"),
+    name="digits",
+    build=built,
+    seeds=(1, 0),
+    estimators=("st", "reinmax", "stgs"),
+    published={},
+    claims=(),
 )
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """All runs of the recipe but those of STGS."""
-    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
-    kept = Store(tmp_path / "runs")
-    assert execute(RECIPE.runs(estimators=["st", "reinmax"]), kept, device="cpu").complete
-    return kept
+    monkeypatch.setattr(model, "load_mnist", lambda data: IMAGES)
+    monkeypatch.setattr(tasks, "_extra", {RECIPE.name: RECIPE})
+    place = Store(tmp_path / "runs")
+    assert execute(RECIPE.runs(estimators=["st", "reinmax"]), place, device="cpu").complete
+    return place
 
 
-def test_one_finished_model_of_each_estimator(store):
-    models = finished(RECIPE, store, [])
-    assert [(run.estimator, run.seed) for run in models] == [("reinmax", 0), ("st", 0)]
+def pictures(recipe, store, damaged):
+    return list(_pictures(collect(recipe.name, recipe.runs(), store, (), []), store, damaged))
 
 
-def test_models_that_cannot_be_read_are_told(store):
+def test_one_finished_model_of_each_estimator_that_can_be_read(store):
+    ((picture, models),) = pictures(RECIPE, store, [])
+    assert picture.name == "reconstructions"
+    assert [(run.estimator, run.seed) for run in models] == [("st", 0), ("reinmax", 0)]
     broken = next(run for run in RECIPE.runs() if (run.estimator, run.seed) == ("st", 0))
     (checkpoint,) = store.directory(broken).glob("checkpoint-*")
     checkpoint.write_bytes(b"")
     damaged = []
-    models = finished(RECIPE, store, damaged)
-    assert [(run.estimator, run.seed) for run in models] == [("reinmax", 0), ("st", 1)]
+    ((_, models),) = pictures(RECIPE, store, damaged)
+    assert [(run.estimator, run.seed) for run in models] == [("st", 1), ("reinmax", 0)]
     assert len(damaged) == 1
     assert checkpoint.name in damaged[0]
+    # other tasks have no pictures
+    execute(TINY.runs(seeds=[0]), store, device="cpu")
+    assert pictures(TINY, store, []) == []
 
 
 def test_the_command_draws_nothing_without_the_images(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(RECIPES, RECIPE.name, RECIPE)
     command = CliRunner()
     assert command.invoke(app, ["report", RECIPE.name, "-q"]).exit_code == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     result = command.invoke(app, ["plot", RECIPE.name])
     assert result.exit_code == 2
     assert "mnist" in result.stderr
     folder = tmp_path / "results" / RECIPE.name
     assert list(folder.glob("*.png")) == []
-    monkeypatch.setattr(data, "load_mnist", lambda directory: IMAGES)
+    monkeypatch.setattr(model, "load_mnist", lambda directory: IMAGES)
     assert command.invoke(app, ["plot", RECIPE.name]).exit_code == 0
     assert {path.name for path in folder.glob("*.png")} == {"curves.png", "reconstructions.png"}
 
 
-def test_only_models_of_images(store):
-    runs = [Polynomial(estimator="reinmax", latents=2, batch=2, steps_per_epoch=1, epochs=1)]
-    execute(runs, store, device="cpu")
-    other = replace(RECIPE, build=lambda estimator, seed: iter(runs), estimators=("reinmax",))
-    assert finished(other, store, []) == []
-
-
-def test_the_picture_shows_what_the_trained_models_make_of_the_images(store, tmp_path, monkeypatch):
-    drawn = {}
-
-    def recorded(rows, path, **options):
-        drawn.update(rows)
-        kept(rows, path, **options)
-
-    kept = plots.picture_grid
-    monkeypatch.setattr(plots, "picture_grid", recorded)
-    path = tmp_path / "pictures.png"
-    models = finished(RECIPE, store, [])
-    draw_reconstructions(models, store, path, images=IMAGES)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert list(drawn) == ["original", "ReinMax", "ST"]
+def test_the_picture_shows_what_the_trained_models_make_of_the_images(store):
+    ((picture, models),) = pictures(RECIPE, store, [])
+    drawn = dict(picture.draw(models, lambda run: store.load(run).state, None))
+    assert list(drawn) == ["original", "ST", "ReinMax"]
     assert torch.equal(drawn["original"].flatten(1), IMAGES.test[:12].float() / 255)
     # the weights are those of the store, not new ones
-    task = vae.VaeTask(models[:1], torch.device("cpu"), images=IMAGES)
-    _, untrained = task.reconstructions(0, IMAGES.test[:12])
-    assert not torch.allclose(drawn["ReinMax"].flatten(1), untrained)
+    fresh = model.VaeModel(models[:1], torch.device("cpu"), images=IMAGES)
+    _, untrained = fresh.reconstructions(0, IMAGES.test[:12])
+    assert not torch.allclose(drawn["ST"].flatten(1), untrained)
     state = store.load(models[0]).state
     with torch.no_grad():
-        for name, parameter in task.parameters.items():
+        for name, parameter in fresh.groups["model"].parameters.items():
             parameter[0] = state[f"parameters/{name}"]
-    assert torch.equal(drawn["ReinMax"].flatten(1), task.reconstructions(0, IMAGES.test[:12])[1])
+    assert torch.equal(drawn["ST"].flatten(1), fresh.reconstructions(0, IMAGES.test[:12])[1])

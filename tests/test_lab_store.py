@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from discretegrad_lab import config
-from discretegrad_lab import store as module
-from discretegrad_lab.config import Polynomial
-from discretegrad_lab.store import DamagedRun, NewerStore, Store, StoreError
+from discretegrad_lab.runs import disk as protocol
+from discretegrad_lab.runs import store as module
+from discretegrad_lab.runs.store import DamagedRun, NewerStore, Saved, Status, Store, StoreError
+from discretegrad_lab.stack import config
+from discretegrad_lab.tasks.polynomial.config import Polynomial
 
 RUN = Polynomial(estimator="st", epochs=9)
 ENVIRONMENT = [{"device": "abacus", "members": 2}]
@@ -46,14 +47,16 @@ def metrics_at(epoch):
 
 
 def save(store, run=RUN, epoch=3, **options):
-    options = {
+    finished, step = options.pop("finished", False), options.pop("diverged_step", None)
+    end = "finished" if step is None else "diverged"
+    seconds = options.pop("seconds", 1.5 * epoch)
+    contents = {
         "metrics": metrics_at(epoch),
-        "state": state_at(epoch),
         "environment": ENVIRONMENT,
-        "seconds": 1.5 * epoch,
+        "state": state_at(epoch),
         **options,
     }
-    store.save(run, epoch, **options)
+    store.save(run, Saved(Status(end if finished else "started", epoch, seconds, step), **contents))
 
 
 def bits(state):
@@ -150,9 +153,9 @@ def test_a_diverged_run_is_done_when_it_is_finished(store):
 
 
 def test_not_a_number_is_a_metric(store):
-    store.save(RUN, 1, [{"epoch": 1, "test": float("nan")}], {}, ENVIRONMENT, 0.0)
+    save(store, epoch=1, metrics=[{"epoch": 1, "test": float("nan")}], state={})
     assert str(store.metrics(RUN)) == "[{'epoch': 1, 'test': nan}]"
-    store.save(RUN, 0, [], {}, ENVIRONMENT, 0.0)
+    save(store, epoch=0, metrics=[], state={})
     assert store.metrics(RUN) == []
 
 
@@ -168,7 +171,13 @@ def test_an_epoch_can_be_saved_again(store):
     save(store)
     for seconds in (4.5, 9.0):
         other = {"weights": torch.full((2,), seconds)}
-        store.save(RUN, 3, metrics_at(2), other, [{"members": seconds}], seconds)
+        save(
+            store,
+            metrics=metrics_at(2),
+            state=other,
+            environment=[{"members": seconds}],
+            seconds=seconds,
+        )
         saved = store.load(RUN)
         assert (saved.metrics, saved.seconds) == (metrics_at(2), seconds)
         assert torch.equal(saved.state["weights"], other["weights"])
@@ -313,7 +322,7 @@ def test_a_disk_that_cannot_read_is_damage(store, monkeypatch):
 def rewrite(path, seal=True, **changes):
     document = json.loads(path.read_text()) | changes
     document.pop("sha256", None)
-    path.write_bytes(module._dump(module._sealed(document) if seal else document))
+    path.write_bytes(protocol.dump(protocol._sealed(document) if seal else document))
 
 
 def test_a_newer_store_is_refused(store):
@@ -487,8 +496,8 @@ def commit_until_it_fails(root, monkeypatch, fails_at, how=None):
     disk = Disk(root, fails_at, how)
     done = 0
     with monkeypatch.context() as patch:
-        patch.setattr(module, "os", disk)
-        patch.setattr(module, "open", disk.open_file, raising=False)
+        patch.setattr(protocol, "os", disk)
+        patch.setattr(protocol, "open", disk.open_file, raising=False)
         try:
             for options in COMMITS:
                 save(store, **options)

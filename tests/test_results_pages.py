@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from discretegrad_lab.recipes import choose_temperatures
 
 from benchmark_cases import demo, measure, pages, reproduction, table
 from discretegrad_lab import published
-from discretegrad_lab.recipes import choose_temperatures
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def with_temperatures(monkeypatch, stored, **fields):
         {**{k: str(v) for k, v in row.config.items()}, "chosen": "yes", "runs": "2", **fields}
         for row in stored.rows
     ]
-    kept = demo.published.rows
+    rows_of = demo.published.rows
     monkeypatch.setattr(
         demo.published,
         "rows",
-        lambda name: lines if name == "temperatures.csv" else kept(name),
+        lambda name: lines if name == "temperatures.csv" else rows_of(name),
     )
     return demo.demo_caption(stored)
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from discretegrad_lab.execute import Outcome
+from discretegrad_lab.noise import Noise
 from torch import nn
 from torch.nn.functional import one_hot
 
 from benchmark_cases import CPU, check_complete, measure, pages, plain, rehearse, stacks
 from discretegrad_lab import recipes
-from discretegrad_lab.execute import Outcome
-from discretegrad_lab.noise import Noise
 from discretegrad_lab.tasks.vae import VaeTask
 from oracles import one_thread
 

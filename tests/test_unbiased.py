@@ -105,16 +105,19 @@ def fixed(label: str, *num_samples: int, **options: Any) -> list[Setting]:
     return [Setting(label, count, lambda _: options) for count in num_samples]
 
 
-def made(label: str, *num_samples: int, **make: Callable[[Problem], Any]) -> list[Setting]:
+def made(
+    label: str, *num_samples: int, options: Callable[[Problem], Mapping[str, Any]]
+) -> list[Setting]:
     """Options that depend on the size of the problem."""
-    return [
-        Setting(label, count, lambda problem: {name: x(problem) for name, x in make.items()})
-        for count in num_samples
-    ]
+    return [Setting(label, count, options) for count in num_samples]
 
 
-def constant(x: Any) -> Callable[[Problem], Any]:
-    return lambda _: x
+def stein(problem: Problem, **options: float) -> Mapping[str, Any]:
+    return {"control": moved(stein_network(problem)), **options}
+
+
+def relaxed(problem: Problem, **options: float) -> Mapping[str, Any]:
+    return {"control": moved(control_network(problem)), **options}
 
 
 # every row has to have settings here, learned parameters both at their start and moved from it
@@ -123,7 +126,7 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
         *fixed("none", 1, 2),
         *fixed("self_critical", 1, 2, baseline="self_critical"),
         *fixed("function", 1, baseline=lambda logits: logits.flatten(1).sum(-1).cos()),
-        *made("network", 2, baseline=Smooth),
+        *made("network", 2, options=lambda p: {"baseline": Smooth(p)}),
     ],
     "leave_one_out": fixed("plain", 2, 3),
     "disarm": fixed("plain", 2, 4),
@@ -143,15 +146,8 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
         *fixed("alpha=0", 2, alpha=0.0),
     ],
     "rodeo": [
-        *made("start", 2, control=stein_network),
-        *made(
-            "moved",
-            2,
-            3,
-            control=lambda problem: moved(stein_network(problem)),
-            alpha=constant(0.8),
-            beta=constant(-0.6),
-        ),
+        *made("start", 2, options=lambda p: {"control": stein_network(p)}),
+        *made("moved", 2, 3, options=lambda p: stein(p, alpha=0.8, beta=-0.6)),
     ],
     "rebar": [
         *fixed("start", 1, 2),
@@ -160,16 +156,10 @@ SETTINGS: Mapping[str, Sequence[Setting]] = {
         *fixed("moved-untied", 1, tau=0.3, scale=1.4, tied=False),
     ],
     "relax": [
-        *made("start", 1, control=control_network),
-        *made("tied", 2, control=control_network, tied=constant(True)),
-        *made("scale=0", 1, control=lambda p: moved(control_network(p)), scale=constant(0.0)),
-        *made(
-            "moved",
-            1,
-            control=lambda problem: moved(control_network(problem)),
-            tau=constant(1.2),
-            scale=constant(0.7),
-        ),
+        *made("start", 1, options=lambda p: {"control": control_network(p)}),
+        *made("tied", 2, options=lambda p: {"control": control_network(p), "tied": True}),
+        *made("scale=0", 1, options=lambda p: relaxed(p, scale=0.0)),
+        *made("moved", 1, options=lambda p: relaxed(p, tau=1.2, scale=0.7)),
     ],
     "exact": fixed("plain", 1),
 }
@@ -548,13 +538,13 @@ def plants_for(problem: str) -> list[Plant]:
             ]
         ],
         *[
-            Plant(label, case_of("muprop", "start", 1, where), "covariance", times(factor))
-            for where in (bits, kinds)
-            for label, factor in [("dropped", 0.0), ("factor", 1.1), ("sign", -1.0)]
-        ],
-        *[
-            Plant(label, case_of("double_cv", "start", 2, bits), "covariance", times(x))
-            for label, x in [("dropped", 0.0), ("factor", 1.1), ("sign", -1.0)]
+            Plant(label, case_of(name, "start", count, where), "covariance", times(factor))
+            for name, count, where in (
+                ("muprop", 1, bits),
+                ("muprop", 1, kinds),
+                ("double_cv", 2, bits),
+            )
+            for label, factor in (("dropped", 0.0), ("factor", 1.1), ("sign", -1.0))
         ],
         Plant("K/(K-1)", case_of("double_cv", "moved", 3, bits), "others_mean", with_itself),
         Plant("K/(K-1)", case_of("rodeo", "moved", 3, bits), "others_mean", with_itself),

@@ -9,7 +9,7 @@ read the tensor, which would stall a GPU, so by default they run on the CPU only
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -19,7 +19,7 @@ from ._modes import compiling, transforming
 from ._types import Objective, Temperature
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 # the smallest and largest normal number of the dtype that logits of a dtype are computed in
 _TAU_LIMITS = {
@@ -232,6 +232,8 @@ def check_flag(name: str, option: str, value: object) -> None:
 
 def check_hard(name: str, hard: object) -> None:
     """``hard`` is True: these samplers have no relaxed sample."""
+    if hard is True:
+        return
     check_flag(name, "hard", hard)
     if not hard:
         raise ValueError(
@@ -381,184 +383,4 @@ def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
             f"{name}: expected the control variate to return one number per sample and batch "
             f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
             "of leading axes."
-        )
-
-
-def check_not_empty(name: str, logits: Tensor) -> None:
-    """There is something to estimate."""
-    if logits.numel() == 0:
-        raise ValueError(
-            f"{name}: expected logits with at least one element, got shape {tuple(logits.shape)}"
-        )
-
-
-def check_draws(name: str, draws: int) -> None:
-    """There are enough draws for a variance."""
-    if draws < 2:
-        raise ValueError(f"{name}: expected at least 2 draws, to see a variance, got {draws}")
-
-
-def check_estimators(name: str, estimators: object) -> None:
-    """Several estimators, in a sequence or by label."""
-    if isinstance(estimators, str) or not isinstance(estimators, (Sequence, Mapping)):
-        raise TypeError(
-            f"{name}: expected estimators to be a list of names and objects, or a mapping from "
-            f"labels to them, got {estimators!r}. Put a single one into a list."
-        )
-    if not estimators:
-        raise ValueError(
-            f"{name}: expected at least one estimator, got none. Leave estimators out to measure "
-            "all that are registered."
-        )
-
-
-def check_candidate(name: str, estimator: object, known: bool, options: object) -> None:
-    """An estimator (``known`` by name or row, or callable) with a dictionary of options."""
-    if not (known or callable(estimator)):
-        raise TypeError(
-            f"{name}: expected an estimator to be a name, a registry row, an object that can be "
-            f"called or a pair of such with a dictionary of options, got {estimator!r}. To give "
-            'options to a single estimator, write [("reinmax", {"tau": 1.3})].'
-        )
-    if not isinstance(options, Mapping):
-        raise TypeError(
-            f"{name}: expected the options of an estimator as a dictionary, got {options!r}"
-        )
-    if "samples" in options:
-        raise ValueError(
-            f"{name}: expected options without samples, because every estimate draws new ones; "
-            "leave samples out"
-        )
-
-
-def check_estimate(label: str, values: object, shape: Sequence[int]) -> Tensor:
-    """What an estimator object returned: a value per batch element, with a gradient."""
-    if not isinstance(values, Tensor) or tuple(values.shape) != tuple(shape):
-        came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(
-            f"{label}: expected the estimator to return one value per batch element, shape "
-            f"{tuple(shape)}, got {came}"
-        )
-    if not values.requires_grad:
-        raise ValueError(
-            f"{label}: expected a result that depends on the logits through differentiable "
-            "operations, got a constant. If f has no gradient, use an estimator that needs its "
-            "values only."
-        )
-    return values
-
-
-def check_reference(name: str, reference: Tensor, logits: Tensor) -> None:
-    """A gradient of the logits that can be compared with."""
-    if reference.shape != logits.shape or not reference.is_floating_point():
-        raise ValueError(
-            f"{name}: expected a reference gradient of the logits' shape {tuple(logits.shape)}, "
-            f"got shape {tuple(reference.shape)} and dtype {reference.dtype}"
-        )
-    if reference.device != logits.device:
-        raise ValueError(
-            f"{name}: expected a reference gradient on the logits' device {logits.device}, got "
-            f"one on {reference.device}"
-        )
-    if not reference.isfinite().all():
-        raise ValueError(f"{name}: expected a finite reference gradient, got NaN or inf")
-
-
-def check_unbiased(name: str, estimator: str, unbiased: bool, known: Sequence[str]) -> None:
-    """A long run of the estimator tends to the true gradient."""
-    if not unbiased:
-        raise ValueError(
-            f"{name}: expected an unbiased estimator as the reference ({', '.join(known)}), got "
-            f"{estimator!r}"
-        )
-
-
-def check_finite_reference(name: str, label: str, finite: int, draws: int) -> None:
-    """Every draw of the reference is finite."""
-    if finite < draws:
-        raise ValueError(
-            f"{name}: expected finite draws of the reference {label}, got {draws - finite} of "
-            f"{draws} with NaN or inf. Check f, or pass another reference."
-        )
-
-
-def check_key(name: str, by: object, keys: Sequence[str]) -> None:
-    """``by`` names something that rows can be compared by."""
-    if by not in keys:
-        raise ValueError(f"{name}: expected by to be one of {tuple(keys)}, got {by!r}")
-
-
-def check_comparable(name: str, by: str, count: int, reasons: str) -> None:
-    """Some row has the number."""
-    if count == 0:
-        raise ValueError(f"{name}: expected a row with a number for {by!r}, got none. {reasons}")
-
-
-def check_matplotlib(name: str) -> "type[Figure]":
-    """matplotlib is installed; its figure is returned."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{name}: expected matplotlib for the plot, and it is not installed. Install it with "
-            "pip install discretegrad[lab]."
-        ) from error
-    return Figure
-
-
-def check_linear(name: str, hidden: Tensor, head: Tensor, table: Tensor) -> None:
-    """Three tensors of one dtype and device, with one row of head and table per category."""
-    named = {"hidden": hidden, "head": head, "table": table}
-    for argument, x in named.items():
-        if not isinstance(x, Tensor) or x.dtype not in _TAU_LIMITS:
-            came = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(
-                f"{name}: expected {argument} to be a floating-point tensor of 16 to 64 bits, got "
-                f"{came}"
-            )
-    shapes = f"hidden {tuple(hidden.shape)}, head {tuple(head.shape)}, table {tuple(table.shape)}"
-    if hidden.ndim == 0 or head.ndim != 2 or table.ndim != 2:
-        raise ValueError(
-            f"{name}: expected hidden of shape (..., width), head (n, width) and table (n, out), "
-            f"got {shapes}"
-        )
-    if head.shape[0] == 0 or head.shape[0] != table.shape[0]:
-        raise ValueError(
-            f"{name}: expected one row of head and one row of table for each of at least one "
-            f"category, got {shapes}"
-        )
-    if hidden.shape[-1] != head.shape[1]:
-        raise ValueError(
-            f"{name}: expected hidden and head of one width, got {shapes}. Rows of head are "
-            "categories, as in the weight of torch.nn.Linear(width, n)."
-        )
-    for argument, x in named.items():
-        if x.device != hidden.device:
-            raise ValueError(
-                f"{name}: expected {argument} on the device of hidden, {hidden.device}, got "
-                f"{x.device}"
-            )
-        if x.dtype != hidden.dtype:
-            raise TypeError(
-                f"{name}: expected {argument} of the dtype of hidden, {hidden.dtype}, got "
-                f"{x.dtype}. Convert one of them, or call it inside torch.autocast."
-            )
-
-
-def check_one_tau(name: str, tau: object) -> None:
-    """``tau`` is no tensor."""
-    if isinstance(tau, Tensor):
-        raise TypeError(
-            f"{name}: expected tau to be a number, the same for all rows, got a tensor of shape "
-            f"{tuple(tau.shape)}. With a single element, pass tau.item()."
-        )
-
-
-def check_products(name: str, good: Tensor, first_row: int) -> None:
-    """All rows, (rows,), are ``good``: their logits have a softmax. Reads values."""
-    if not good.all():
-        row = first_row + int((~good).nonzero()[0])
-        raise ValueError(
-            f"{name}: expected finite logits hidden @ head.T, got NaN or inf in row {row}. Find "
-            "their origin with torch.autograd.set_detect_anomaly(True)."
         )

@@ -97,9 +97,9 @@ def expectation(
     if row.kind == "score":
         common = _COMMON if row.evaluations is not None else ("mask", "vectorize")
         check_options(row.name, options, ("num_samples", *row.options, *row.takes, *common))
-        return row.function(logits, f, family=kind, generator=generator, **options)
+        return row.function(logits, f, family=family, generator=generator, **options)
     check_options(row.name, options, ("num_samples", *row.options, "tau", *_COMMON, "backend"))
-    return _sampled(row, logits, f, kind, generator=generator, **options)
+    return _sampled(row, kind, logits, f, family=family, generator=generator, **options)
 
 
 def find_row(estimator: object) -> Estimator | None:
@@ -113,9 +113,9 @@ def find_row(estimator: object) -> Estimator | None:
 
 def _sampled(
     row: Estimator,
+    kind: Family,
     logits: Tensor,
     f: Objective,
-    family: Family,
     *,
     num_samples: int | None = None,
     vectorize: bool = False,
@@ -126,10 +126,10 @@ def _sampled(
     check_flag(name, "vectorize", vectorize)
     # here, where messages can show the shape that the user knows
     call = Call(name, logits, arguments.get("tau", 1.0), mask=arguments.get("mask"))
-    family.check(call, learnable_tau=not arguments.get("hard", True))
+    kind.check(call, learnable_tau=not arguments.get("hard", True))
     copies = logits.expand(num_samples, *logits.shape)
-    samples = row.function(copies, family=family, **arguments)
-    losses = evaluate_each(name, f, samples, family, vectorize)
+    samples = row.function(copies, **arguments)
+    losses = evaluate_each(name, f, samples, kind, vectorize)
     if samples.requires_grad and not losses.requires_grad and not transforming():
         check_differentiable(name, None)
     return (losses if losses.is_floating_point() else losses.to(logits.dtype)).mean(0)

@@ -4,10 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any, Literal, TypeAlias, get_args
 
 Key: TypeAlias = Literal[
     "mse",
@@ -198,7 +195,7 @@ class Diagnosis:
         """
         return [asdict(row) for row in self.rows]
 
-    def plot(self, path: str | PathLike[str] | None = None) -> "Figure":
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Draw squared bias and variance, and the cosines with two standard errors.
 
         Needs matplotlib: ``pip install discretegrad[lab]``.

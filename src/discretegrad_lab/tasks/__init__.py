@@ -1,1 +1,118 @@
-"""What the lab trains, one file each."""
+"""The tasks that are trained; each is a folder, and the only place that has its name.
+
+This file imports nothing that takes long, since the help of the command line does.
+"""
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..stack.config import Run
+    from .base import Recipe, Task
+
+# a folder each, with TASK and RECIPES
+FOLDERS = (
+    "polynomial",
+    "vae",
+)
+
+EXAMPLE = "polynomial-headline"
+"""A recipe for examples."""
+EXAMPLE_DATA = "mnist"
+"""A data set for examples."""
+
+_extra: dict[str, "Recipe"] = {}
+"""Recipes of users."""
+
+
+class UnknownTask(ValueError):
+    """A task that this process has not been told of."""
+
+
+@cache
+def _folder(name: str) -> Any:
+    return import_module(f".{name}", __name__)
+
+
+def tasks() -> dict[str, "Task"]:
+    """All tasks by name, those of users after the others."""
+    for name in FOLDERS:
+        _folder(name)
+    from .base import TASKS
+
+    return TASKS
+
+
+def task(name: str) -> "Task":
+    """The task of a name."""
+    known = tasks()
+    if name not in known:
+        raise UnknownTask(
+            f"expected a task of {', '.join(known)}, got {name!r}; load the file that has it first"
+        )
+    return known[name]
+
+
+def recipes() -> dict[str, "Recipe"]:
+    """All recipes by name, those of users after the others."""
+    ours = {recipe.name: recipe for name in FOLDERS for recipe in _folder(name).RECIPES}
+    return ours | _extra
+
+
+def recipe(name: str) -> "Recipe":
+    """The recipe of a name."""
+    known = recipes()
+    if name not in known:
+        raise ValueError(f"expected a recipe of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def add_recipe(recipe: "Recipe") -> None:
+    """Let a recipe be known by its name in this process."""
+    if any(recipe.name == present.name for name in FOLDERS for present in _folder(name).RECIPES):
+        raise ValueError(f"expected a new name for a recipe, got {recipe.name!r}; choose another")
+    _extra[recipe.name] = recipe
+
+
+def load_recipes(path: Path) -> "list[Recipe]":
+    """The recipes of a user's file, which are known by their names from then on.
+
+    Args:
+        path: A Python file that defines ``RECIPE``, or ``RECIPES``, a sequence of them.
+    """
+    from ..stack.userfiles import load_file
+    from .base import Recipe
+
+    names = vars(load_file(path))
+    loaded = [*names.get("RECIPES", ()), *(names[x] for x in ("RECIPE",) if x in names)]
+    if not loaded or not all(isinstance(recipe, Recipe) for recipe in loaded):
+        raise ValueError(
+            f"expected {path} to define RECIPE, a discretegrad_lab.Recipe, or RECIPES, several of "
+            f"them, got {loaded or 'neither'}"
+        )
+    for recipe in loaded:
+        add_recipe(recipe)
+    return loaded
+
+
+def load_run(document: dict[str, Any]) -> "Run":
+    """The run that ``Run.document`` described."""
+    from ..stack.config import VERSION
+    from ..stack.lines import Line
+
+    fields = dict(document)
+    name, version = fields.pop("task", None), fields.pop("version", None)
+    if version != VERSION:
+        raise ValueError(
+            f"expected a configuration of version {VERSION}, got version {version}; "
+            "read it with the discretegrad that wrote it"
+        )
+    config = task(name).config
+    try:
+        if "line" in fields:
+            fields["own_line"] = Line.stored(fields["estimator"], fields.pop("line"))
+        return config(**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a configuration of the task {name}: {error}") from error

@@ -1,0 +1,120 @@
+"""The commands ``discretegrad data fetch`` and ``discretegrad data check``."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..tasks import EXAMPLE_DATA
+from . import common
+from .arguments import suggestion
+
+data_app = typer.Typer(
+    help="Fetch and check data sets.",
+    epilog=common.examples("discretegrad data check", f"discretegrad data fetch {EXAMPLE_DATA}"),
+    no_args_is_help=True,
+)
+common.app.add_typer(data_app, name="data")
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help=f"Data sets, such as {EXAMPLE_DATA}.")
+]
+
+
+@common.command(
+    data_app,
+    "fetch",
+    "discretegrad data fetch",
+    f"discretegrad data fetch {EXAMPLE_DATA} --data data",
+)
+def fetch(names: Names = None, directory: common.DataDirectory = None) -> None:
+    """Download data sets from their public sources; without names those that recipes need."""
+    from ..tasks import data
+
+    with common.explaining():
+        with common.checking_input():
+            chosen = [_known(name) for name in names or _needed()]
+        for name in chosen:
+            try:
+                with _bars() as tell:
+                    files = data.fetch(name, directory, tell)
+            except data.DataError as error:
+                raise common.Refused(str(error), common.FAILED) from error
+            for path in files:
+                typer.echo(f"fetched {path}")
+            if not files:
+                typer.echo(f"{name} is there already")
+
+
+@common.command(
+    data_app, "check", "discretegrad data check", f"discretegrad data check {EXAMPLE_DATA}"
+)
+def check(names: Names = None, directory: common.DataDirectory = None) -> None:
+    """Verify the checksums of data sets; without names of those that recipes need or that are
+    there."""
+    from ..tasks import data
+
+    with common.explaining():
+        with common.checking_input():
+            chosen = dict.fromkeys(_known(name) for name in names or _needed())
+        states = data.check(directory)
+        if not names:
+            chosen |= dict.fromkeys(file.data_set for file in states if file.state != "missing")
+        files = [file for file in states if file.data_set in chosen]
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for heading in ("data set", "file", "state", "where"):
+            table.add_column(heading, overflow="fold")
+        for file in files:
+            where = "" if file.path is None else f"{file.path} {file.reason}".strip()
+            table.add_row(*map(Text, (file.data_set, file.file, file.state, where)))
+        Console().print(table)
+        bad = dict.fromkeys(file.data_set for file in files if file.state != "ok")
+        if bad:
+            raise common.Refused(
+                f"expected whole data sets, got files of {' and '.join(bad)} that are missing or "
+                f"damaged; run `discretegrad data fetch {' '.join(bad)}`",
+                common.FAILED,
+            )
+
+
+def _needed() -> dict[str, None]:
+    """Data sets of all recipes."""
+    from ..tasks import recipes
+
+    return dict.fromkeys(name for recipe in recipes().values() for name in recipe.data)
+
+
+def _known(name: str) -> str:
+    from ..tasks.data import DATA_SETS
+
+    if name not in DATA_SETS:
+        raise ValueError(
+            f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}; "
+            f"{suggestion(name, DATA_SETS) or 'choose one of these'}"
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _bars() -> "Iterator[Callable[[str, int, int | None], None] | None]":
+    """A bar for each file on a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        numbers: dict[str, TaskID] = {}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name not in numbers:
+                numbers[name] = bars.add_task(name)
+            bars.update(numbers[name], completed=done, total=total)
+
+        yield tell

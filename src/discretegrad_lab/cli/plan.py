@@ -1,0 +1,160 @@
+"""What ``discretegrad run --dry-run`` says: stacks, memory and time."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..watch.words import duration, many, size
+from . import common
+from .arguments import find_device
+
+if TYPE_CHECKING:
+    from ..runs.plan import Estimate
+    from ..stack.config import Run
+    from ..watch.json_lines import JsonLines
+    from .run import Wanted
+
+
+def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
+    """Say what ``run`` would do."""
+    from ..runs.plan import estimate
+    from ..tasks.data import DataError
+
+    device = wanted.options["device"]
+    device = find_device("auto") if device == "auto" else device
+    with common.checking_input():
+        largest = wanted.options["largest_stack"]
+        plan = estimate(wanted.runs, wanted.store, device=device, largest_stack=largest)
+    seconds, notes = time_of(wanted, plan, device)
+    try:
+        wanted.check_data()
+    except DataError as error:
+        notes.append(str(error))
+    if events is not None:
+        events.event("estimate", device=device, **_fields(plan), seconds=seconds, notes=notes)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stack")
+    for heading in ("members", "from epoch", "steps", "memory", "time"):
+        table.add_column(heading, justify="right")
+    for stack in plan.stacks:
+        table.add_row(
+            _label(stack.runs),
+            f"{len(stack.runs):,}",
+            f"{stack.epoch}",
+            f"{stack.steps:,}",
+            size(stack.bytes),
+            "?" if stack.seconds is None else duration(stack.seconds),
+        )
+    console = Console()
+    if plan.stacks:
+        console.print(table)
+    time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
+    lines = [
+        f"{wanted.name} on {device}: {many(plan.members, 'run')} to train in "
+        f"{many(len(plan.stacks), 'stack')}, {len(plan.done)} done before, "
+        f"{len(plan.damaged)} damaged.",
+        f"Memory: {size(plan.bytes)} for the largest stack. Time: {time_left}. "
+        "Nothing was changed.",
+        *notes,
+        *plan.damaged.values(),
+    ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def time_of(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | None, list[str]]:
+    """How long it will take, as far as known, and where that is known from."""
+    measured = sum(stack.seconds is not None for stack in plan.stacks)
+    seconds = scaled_seconds(plan)
+    if seconds is not None:
+        note = f"The time is measured for {many(measured, 'stack')} and scaled for the others."
+        return seconds, [] if measured == len(plan.stacks) else [note]
+    seconds, where = _by_cost(wanted, plan, device)
+    if seconds is not None:
+        return seconds, [
+            f"No runs like these were trained on {device} yet; the time is that of {where}, "
+            "where the recipe was trained before."
+        ]
+    notes = [
+        f"No runs like these were trained on {device} yet, so their speed is not known. Train for "
+        f"a minute with `discretegrad run {wanted.selection.words(wanted.store)} --budget 1m`, "
+        "which loses no whole epoch, and ask again."
+    ]
+    return None, notes + ([f"They would take about {where}."] if where else [])
+
+
+def _by_cost(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | None, str]:
+    """The time that the recipes say, for the runs that are left; None for another device.
+
+    Then the text says what it was elsewhere, if that is known.
+    """
+    from ..tasks import recipes
+
+    total, where, devices = 0.0, "", set()
+    left = {run for stack in plan.stacks for run in stack.runs}
+    for recipe in wanted.recipes:
+        whole = recipe
+        while whole.cost is not None and whole.cost.of is not None:
+            whole = recipes()[whole.cost.of]
+        if whole.cost is None:
+            return None, ""
+        share = len(left.intersection(wanted.selection.runs(recipe))) / len(whole.runs())
+        total += share * whole.cost.seconds
+        where = whole.cost.where
+        devices.add(whole.cost.device)
+    if devices == {device.partition(":")[0]}:
+        return total, where
+    return None, f"{duration(total)} of {where}"
+
+
+def scaled_seconds(plan: "Estimate") -> float | None:
+    """Of all stacks, as far as known; others by their size, if one of the same task is known."""
+    work: dict[str, float] = {}
+    known: dict[str, tuple[float, float]] = {}
+    for stack in plan.stacks:
+        task, amount = stack.runs[0].task, float(stack.steps * stack.bytes)
+        work[task] = work.get(task, 0.0) + amount
+        if stack.seconds is not None:
+            seconds, done = known.get(task, (0.0, 0.0))
+            known[task] = seconds + stack.seconds, done + amount
+    if work.keys() - known.keys():
+        return None
+    return sum(known[task][0] / known[task][1] * amount for task, amount in work.items())
+
+
+def _fields(plan: "Estimate") -> dict[str, object]:
+    return {
+        "stacks": [
+            {
+                "runs": [run.identity for run in stack.runs],
+                "epoch": stack.epoch,
+                "steps": stack.steps,
+                "bytes": stack.bytes,
+                "seconds": stack.seconds,
+            }
+            for stack in plan.stacks
+        ],
+        "done": [run.identity for run in plan.done],
+        "damaged": {run.identity: reason for run, reason in plan.damaged.items()},
+        "members": plan.members,
+        "steps": plan.steps,
+        "bytes": plan.bytes,
+    }
+
+
+def _label(runs: "Sequence[Run]") -> str:
+    """The task of a stack, and the fields that are not as they are by default."""
+    run = runs[0]
+    changed = [
+        f"{field.name.replace('_', ' ')} {value}"
+        for field in fields(run)
+        if field.name not in run.member_fields
+        and (value := getattr(run, field.name)) != field.default
+    ]
+    return ", ".join([run.task, *changed])

@@ -1,0 +1,303 @@
+"""The command ``discretegrad run``."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..tasks import EXAMPLE
+from . import common
+from .arguments import find_device, parse_budget
+from .machine import ROOM
+from .selection import Selection
+
+if TYPE_CHECKING:
+    from ..runs.listener import Listener, Outcome
+    from ..runs.store import Store
+    from ..stack.config import Run
+    from ..tasks.base import Recipe
+    from ..watch.json_lines import JsonLines
+
+
+class Engine(StrEnum):
+    """Who trains the stacks."""
+
+    local = "local"
+    ray = "ray"
+
+
+@common.command(
+    common.app,
+    "run",
+    f"discretegrad run {EXAMPLE} --dry-run",
+    f"discretegrad run {EXAMPLE} --seeds 2 --estimators reinmax,st --device cpu",
+    f"discretegrad run {EXAMPLE} --set tau=0.5,1,1.5 --set learning_rate=0.01",
+    "discretegrad run my_sweep.py --budget 9m --tensorboard events",
+    f"discretegrad run {EXAMPLE} --engine ray --ray-address auto --runs /shared/runs",
+    f"discretegrad run {EXAMPLE} --json | jq .event",
+)
+def run(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=common.RECIPE)],
+    seeds: common.Seeds = None,
+    estimators: common.Estimators = None,
+    changes: common.Changes = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU if there is one.")
+    ] = "auto",
+    runs: common.RunsDirectory = Path("runs"),
+    data: common.DataDirectory = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Save and stop in time, such as 90s, 9m or 1h30m."),
+    ] = None,
+    largest_stack: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done; changes nothing.")
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Train in this process or on a Ray cluster.")
+    ] = Engine.local,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Of a cluster, or auto; by default one is started."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard event files too.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
+    json_lines: Annotated[
+        bool,
+        typer.Option("--json", help="A JSON object for each event on stdout; the last is outcome."),
+    ] = False,
+) -> None:
+    """Train the runs of a recipe that are not trained yet.
+
+    Runs that are done are skipped and those that were begun go on, so the same command can be given
+    again at any time, and in several terminals at once.
+    """
+    from ..runs import cluster, execute
+    from ..runs.store import Store
+    from ..watch.json_lines import JsonLines
+    from ..watch.tensorboard import EventFiles
+    from ..watch.together import Together
+
+    events = JsonLines(sys.stdout) if json_lines else None
+    with common.explaining(events):
+        with common.checking_input():
+            if ray_address is not None and engine is not Engine.ray:
+                raise ValueError("expected --engine ray with --ray-address, got none; add it")
+            if quiet and json_lines:
+                raise ValueError("expected one of --quiet and --json, got both; choose one")
+            selection = Selection([recipe], seeds, estimators, changes)
+            recipes = selection.find()
+            wanted = Wanted(
+                selection,
+                recipes,
+                [run for chosen in recipes for run in selection.runs(chosen)],
+                Store(_directory(runs)),
+                {
+                    "device": _device(device, engine),
+                    "data": data,
+                    "budget": None if budget is None else parse_budget(budget),
+                    "largest_stack": largest_stack,
+                },
+            )
+            if engine is Engine.ray and importlib.util.find_spec("ray") is None:
+                raise ValueError(
+                    "expected the package ray for --engine ray, got none; install it with "
+                    '`pip install "discretegrad[ray]"`, or train with --engine local'
+                )
+        if dry_run:
+            from .plan import show_plan
+
+            show_plan(wanted, events)
+            return
+        with common.checking_input():
+            # the nodes of a cluster have their own
+            if ray_address is None:
+                wanted.check_data()
+            wanted.store.check_room(ROOM)
+            event_files = [] if tensorboard is None else [EventFiles(tensorboard)]
+        began = time.perf_counter()
+        with _shown(wanted, events, quiet) as listeners:
+            together = Together(*listeners, *event_files)
+            with _explaining_memory(wanted):
+                if engine is Engine.ray:
+                    outcome = cluster.execute(
+                        wanted.runs,
+                        wanted.store.root,
+                        address=ray_address,
+                        listener=together,
+                        **wanted.options,
+                    )
+                else:
+                    announce = None if quiet or json_lines else _announce
+                    outcome = execute.execute(
+                        wanted.runs,
+                        wanted.store,
+                        listener=together,
+                        announce=announce,
+                        **wanted.options,
+                    )
+        problems = [files.problem for files in event_files if files.problem]
+        code = _exit_code(outcome)
+        if problems and code != common.INTERRUPTED:
+            code = common.FAILED
+        for problem in problems:
+            typer.echo(f"discretegrad: {problem}", err=True)
+        seconds = time.perf_counter() - began
+        if events is not None:
+            fields = {**_outcome_fields(outcome), "problems": problems}
+            events.event("outcome", **fields, seconds=seconds, exit_code=code)
+        elif quiet:
+            # others have heard of it when it was met
+            common.tell(list(outcome.damaged.values()))
+        else:
+            _summarise(wanted, outcome, seconds)
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a command line asks to train, checked."""
+
+    selection: Selection
+    recipes: "list[Recipe]"
+    runs: "list[Run]"
+    store: "Store"
+    options: dict[str, Any]
+    """Of ``execute``, on a device as on a cluster: device, data, budget and largest_stack."""
+
+    @property
+    def name(self) -> str:
+        """Of the recipes."""
+        return ", ".join(recipe.name for recipe in self.recipes)
+
+    def check_data(self) -> None:
+        """Raise ``DataError`` if data of the recipes are missing or damaged."""
+        from ..tasks.data import require
+
+        names = dict.fromkeys(name for recipe in self.recipes for name in recipe.data)
+        require(list(names), self.options["data"])
+
+
+def _directory(runs: Path) -> Path:
+    if runs.is_file():
+        raise ValueError(f"expected a directory as --runs, got the file {runs}; choose one")
+    return runs
+
+
+def _device(name: str, engine: Engine) -> str:
+    if engine is Engine.local:
+        return find_device(name)
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(
+            f"expected the device auto, cpu or cuda with --engine ray, got {name!r}; Ray "
+            "gives every stack a device of that kind"
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _shown(
+    wanted: Wanted, events: "JsonLines | None", quiet: bool
+) -> "Iterator[Sequence[Listener]]":
+    """Whoever shows the progress: nobody, JSON lines, a board on a terminal, or plain lines."""
+    from rich.console import Console
+
+    from ..watch.board import Board
+    from ..watch.lines import Lines
+
+    if quiet:
+        yield []
+        return
+    console = Console(stderr=True)
+    board = Board(console, wanted.options["budget"]) if console.is_terminal else Lines(sys.stderr)
+    with events or board as listener:
+        yield [listener]
+
+
+@contextlib.contextmanager
+def _explaining_memory(wanted: Wanted) -> Iterator[None]:
+    """Explain what a cluster or the memory of a device refuses."""
+    import torch
+
+    from ..runs.connection import ClusterError
+
+    try:
+        yield
+    except ClusterError as error:
+        raise common.Refused(str(error), common.FAILED) from error
+    except torch.OutOfMemoryError as error:
+        raise common.Refused(
+            f"expected memory for a single run on {wanted.options['device']}, got: "
+            f"{str(error).splitlines()[0]} Stop what else uses it, or choose another --device",
+            common.FAILED,
+        ) from error
+
+
+def _announce(_: str) -> None:
+    """Within the handler of a signal, where nothing but this is safe."""
+    os.write(2, b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n")
+
+
+def _exit_code(outcome: "Outcome") -> int:
+    if outcome.stopped_by not in (None, "budget"):
+        return common.INTERRUPTED
+    if outcome.damaged:
+        return common.FAILED
+    return common.WORK_LEFT if outcome.stopped or outcome.elsewhere else common.DONE
+
+
+_GROUPS = {
+    "finished": "finished",
+    "diverged": "diverged",
+    "already": "done before",
+    "stopped": "left",
+    "elsewhere": "with another process",
+}
+"""The runs of an outcome, and what the summary calls them."""
+
+
+def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
+    return {
+        **{name: [run.identity for run in getattr(outcome, name)] for name in _GROUPS},
+        "damaged": {run.identity: reason for run, reason in outcome.damaged.items()},
+        "stopped_by": outcome.stopped_by,
+        "abandoned": outcome.abandoned,
+        "complete": outcome.complete,
+    }
+
+
+def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
+    from ..watch.words import duration
+
+    parts = [
+        f"{len(getattr(outcome, name)):,} {words}"
+        for name, words in _GROUPS.items()
+        if getattr(outcome, name)
+    ]
+    if outcome.damaged:
+        parts.append(f"{len(outcome.damaged):,} damaged and left alone")
+    typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")
+    if outcome.stopped:
+        cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
+        typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
+        if outcome.abandoned:
+            typer.echo(
+                "An epoch was given up since it was not done in time; if that happens again, give "
+                "a larger --budget, or a smaller --largest-stack, whose epochs take less time."
+            )
+    elif outcome.complete:
+        typer.echo(f"Next: discretegrad report {wanted.selection.words(wanted.store)}")

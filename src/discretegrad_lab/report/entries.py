@@ -1,0 +1,148 @@
+"""The numbers behind the tables: one entry for each metric, setting and estimator."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..tasks.base import Cell, Metric
+from ..tasks.evidence import STATES, Results, Row, arrival, final
+from ..tasks.statistics import Comparison, Summary, compare, summarise
+from .reading import TUNED, Look, Reading
+from .results import significant, to_csv
+
+DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One estimator in one setting."""
+
+    metric: Metric
+    setting: Mapping[str, Any]
+    estimator: str
+    states: Mapping[str, int]
+    """How many runs are in each state."""
+    ours: Summary
+    cell: Cell | None
+    """The published number."""
+    optimum: float
+    """NaN where it is not known."""
+    steps: Summary
+    """Steps (or epochs) until the metric is near the optimum, over the runs that come there."""
+    tuned: Mapping[str, str]
+    """The fields of ``TUNED`` in words."""
+    unit: str
+    """What ``steps`` counts: "steps", or "epochs" if the configuration has no steps."""
+
+    @property
+    def planned(self) -> int:
+        """How many runs there should be."""
+        return sum(self.states.values())
+
+    @property
+    def comparison(self) -> Comparison:
+        """Ours less the published one."""
+        return compare(self.ours, self.cell.summary if self.cell else Summary(0))
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference lies within its 95 % interval around 0."""
+        if self.cell is None:
+            return ""
+        if self.ours.count < 2:
+            return "too few runs" if self.ours.count else "no runs"
+        return {0: "within", 1: "above", -1: "below"}[self.comparison.sign]
+
+
+def entries(reading: Reading, results: Results) -> list[Entry]:
+    """All cells of the tables of a reading."""
+    return [
+        _entry(reading, results.part(**setting), metric, setting, estimator)
+        for metric in reading.metrics
+        for setting in results.settings((*reading.panels, *reading.rows))
+        for estimator in results.estimators()
+    ]
+
+
+def _entry(
+    reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], estimator: str
+) -> Entry:
+    rows = results.where(estimator=estimator)
+    table = reading.published.get(metric.name)
+    optimum, steps = math.nan, Summary(0)
+    if rows and metric.optimum is not None:
+        optimum = metric.optimum(rows[0].config)
+        epochs = [(arrival(results, row, metric), row) for row in rows]
+        steps = summarise([n * steps_per_epoch(row) for n, row in epochs if n is not None])
+    return Entry(
+        metric,
+        setting,
+        estimator,
+        Results(reading.name, tuple(rows)).counts(),
+        final(rows, metric.name),
+        table.cells.get(estimator) if table else None,
+        optimum,
+        steps,
+        {name: _words(name, reading.look(estimator), rows) for name in TUNED},
+        unit_of(results.rows),
+    )
+
+
+def steps_per_epoch(row: Row) -> float:
+    """What turns epochs into steps; 1 if the configuration does not say it."""
+    return float(row.config.get("steps_per_epoch") or 1)
+
+
+def unit_of(rows: Sequence[Row]) -> str:
+    """What training is counted in."""
+    return "steps" if rows and rows[0].config.get("steps_per_epoch") else "epochs"
+
+
+def _words(field: str, look: Look, rows: list[Row]) -> str:
+    """The values of a field in the runs of an entry."""
+    if not rows or (field == "tau" and not look.has_tau):
+        return DASH
+    values = sorted({row.config[field] for row in rows})
+    texts = [x if isinstance(x, str) else f"{x:g}" for x in values]
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+
+
+def entries_csv(cells: list[Entry]) -> str:
+    """The entries as comma-separated values."""
+    lines = []
+    for entry in cells:
+        cell, versus = entry.cell, entry.comparison
+        lines.append(
+            {
+                "metric": entry.metric.name,
+                **{name: str(value) for name, value in entry.setting.items()},
+                "estimator": entry.estimator,
+                **{
+                    name: "" if text == DASH else text
+                    for name, text in entry.tuned.items()
+                    if name not in entry.setting
+                },
+                "published": significant(cell.value if cell else None),
+                "published_deviation": significant(cell.spread if cell else None),
+                "published_runs": str(cell.runs) if cell else "",
+                "ours": significant(entry.ours.mean),
+                "half_interval": _short(entry.ours.half),
+                "deviation": _short(entry.ours.deviation),
+                "runs": str(entry.ours.count),
+                "difference": _short(versus.difference),
+                "joint_half_interval": _short(versus.half),
+                "p": versus.chance,
+                "verdict": entry.verdict,
+                "optimum": significant(entry.optimum),
+                "steps_to_near": _short(entry.steps.mean, 4),
+                "runs_near": str(entry.steps.count),
+                **{state: str(entry.states[state]) for state in STATES},
+            }
+        )
+    heading = list(lines[0]) if lines else ["metric", "estimator"]
+    return to_csv([heading, *(list(cells.values()) for cells in lines)])
+
+
+def _short(value: float, digits: int = 3) -> str:
+    return format(value, f".{digits}g") if math.isfinite(value) else ""

@@ -1,0 +1,91 @@
+"""Figures of a report: metrics over time, and at the end over a field that was searched."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..stack.lines import LINES
+from ..tasks.base import Metric
+from ..tasks.evidence import Results, final
+from ..tasks.statistics import Summary, summarise
+from .document import Curve, Figure
+from .entries import unit_of
+from .reading import Look, Reading
+
+_SEARCHED = {"tau": "τ", "learning_rate": "learning rate"}
+"""Fields that a figure can be drawn over, with the labels of their axes."""
+
+
+def figures(reading: Reading, results: Results) -> Iterator[Figure]:
+    """First over the field that was searched, if one was, then over time."""
+    searched = reading.rows[0] if len(reading.rows) == 1 and reading.rows[0] in _SEARCHED else None
+    keys = results.estimators()
+    for metric in reading.metrics:
+        if searched:
+            for setting in results.settings(reading.panels):
+                part = results.part(**setting)
+                yield _figure(reading, part, metric, setting, _Axis(keys, searched))
+        if reading.curves:
+            for setting in results.settings((*reading.panels, *reading.rows)):
+                yield _figure(reading, results.part(**setting), metric, setting, _Axis(keys))
+
+
+class _Axis(NamedTuple):
+    """What the figures of a report share."""
+
+    keys: list[str]
+    """All estimators; each has the same mark in every figure."""
+    searched: str | None = None
+    """The field that the horizontal axis shows; time if there is none."""
+
+
+def _figure(
+    reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], axis: _Axis
+) -> Figure:
+    curves, searched = [], axis.searched
+    known = list(dict.fromkeys([*LINES, *axis.keys]))
+    for key in axis.keys:
+        part = results.part(estimator=key)
+        points = _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
+        if points:
+            curves.append(_curve(reading.look(key), known.index(key), points))
+    text = reading.describe(setting)
+    if text and len(reading.metrics) > 1:
+        text = f"{metric.label}, {text}"
+    first = results.rows[0]
+    return Figure(
+        title=text or metric.label,
+        caption="",
+        x_label=_SEARCHED[searched] if searched else unit_of(results.rows).removesuffix("s"),
+        y_label=metric.label,
+        curves=tuple(curves),
+        reference=metric.optimum(first.config) if metric.optimum else None,
+        reference_name="optimum",
+    )
+
+
+def _over_time(results: Results, metric: str) -> dict[float, Summary]:
+    curves = [dict(results.curve(row, metric)) for row in results.rows]
+    scale = results.rows[0].config.get("steps_per_epoch") or 1 if results.rows else 1
+    return {
+        scale * epoch: summarise([curve[epoch] for curve in curves if epoch in curve])
+        for epoch in sorted({epoch for curve in curves for epoch in curve})
+    }
+
+
+def _over(results: Results, metric: str, field: str) -> dict[float, Summary]:
+    points = {
+        setting[field]: final(results.where(**setting), metric)
+        for setting in results.settings((field,))
+    }
+    return {x: point for x, point in points.items() if point.count}
+
+
+def _curve(look: Look, mark: int, points: Mapping[float, Summary]) -> Curve:
+    middle = tuple(point.mean for point in points.values())
+    halves = [point.half for point in points.values()]
+    low = high = None
+    if any(map(math.isfinite, halves)):
+        low = tuple(mean - half for mean, half in zip(middle, halves, strict=True))
+        high = tuple(mean + half for mean, half in zip(middle, halves, strict=True))
+    return Curve(look.label, look.colour, tuple(points), middle, low, high, look.dash, mark)

@@ -1,0 +1,111 @@
+"""The files of a report in the folder of its results, and whether they follow from those."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from ..runs.files import write_whole
+from ..runs.store import Store
+from ..stack.config import Run
+from ..tasks.base import Recipe
+from ..tasks.evidence import Results
+from .document import Section
+from .entries import entries, entries_csv
+from .html import to_html
+from .markdown import to_markdown, verdicts_csv
+from .reading import READING, Reading, of_recipe, of_results
+from .results import RUNS, collect, merge, read
+from .results import write as write_files
+from .section import page, section
+
+REPORT, TABLE, CLAIMS, PAGE = "report.md", "table.csv", "claims.csv", "report.html"
+
+
+def read_section(folder: Path) -> tuple[Results, Section]:
+    """The results in a folder, and the report on them."""
+    results = read(folder)
+    return results, section(of_results(results, folder), results)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """What the files of a report should have in them, by name."""
+    results, whole = read_section(folder)
+    return {
+        REPORT: to_markdown(whole),
+        TABLE: entries_csv(entries(of_results(results, folder), results)),
+        CLAIMS: verdicts_csv(whole),
+        PAGE: to_html(page([whole])),
+    }
+
+
+def write(folder: Path) -> None:
+    """Write the report on the results in a folder beside them: Markdown, CSV and a page."""
+    for name, text in contents(folder).items():
+        write_whole(folder / name, text)
+
+
+def gather(
+    reading: Reading, runs: Sequence[Run], store: Store, results: Path, damaged: list[str]
+) -> Results:
+    """What a store has of some runs, and what only their folder below ``results`` has.
+
+    ``damaged`` takes the reasons why runs cannot be read.
+    """
+    curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
+    stored = collect(reading.name, runs, store, curves_of, damaged)
+    return merge(stored, store, read(results / reading.name), reading.runs())
+
+
+def write_results(reading: Reading, rows: Results, results: Path) -> Path:
+    """Write what was gathered and the report on it; the folder."""
+    folder = results / reading.name
+    write_files(rows, folder)
+    if not reading.shipped:
+        write_whole(folder / READING, reading.to_json(rows.estimators()))
+    write(folder)
+    return folder
+
+
+def write_report(recipe: Recipe, store: Store, results: Path | str = "results") -> Path:
+    """Write the results of a recipe and the report on them into a folder of its name.
+
+    Args:
+        recipe: Whose runs.
+        store: Where they are.
+        results: Where the folder is.
+
+    Returns:
+        The folder, with ``report.html``, ``report.md`` and CSV files.
+    """
+    reading, place = of_recipe(recipe), Path(results)
+    return write_results(reading, gather(reading, recipe.runs(), store, place, []), place)
+
+
+def folders(root: Path) -> list[Path]:
+    """Those below ``root`` that have results."""
+    return sorted(path.parent for path in root.glob(f"*/{RUNS}"))
+
+
+def check(root: Path) -> str | None:
+    """The first report below ``root`` that does not follow from the results beside it.
+
+    The page is optional, since it is too large to be committed.
+
+    Returns:
+        What differs and where, or None.
+    """
+    for folder in folders(root):
+        for name, text in contents(folder).items():
+            path, place = folder / name, f"{folder.name}/{name}"
+            remedy = f"write it again with `discretegrad report {folder.name}`"
+            if not path.exists():
+                if name == PAGE:
+                    continue
+                return f"expected {place}, got no such file; {remedy}"
+            there = path.read_bytes().decode(errors="replace")
+            lines = zip_longest(there.splitlines(), text.splitlines(), fillvalue="end of file")
+            for number, (old, new) in enumerate(lines, 1):
+                if old != new:
+                    old, new = (x if len(x) < 500 else f"{x[:500]}..." for x in (old, new))
+                    return f"expected {new!r} in line {number} of {place}, got {old!r}; {remedy}"
+    return None

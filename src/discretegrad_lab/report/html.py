@@ -1,0 +1,208 @@
+"""A report as one HTML file that opens from disk: curves to explore, tables and verdicts.
+
+The page asks for nothing: style, script and data are inside, and its own policy forbids requests.
+A script draws the curves; without JavaScript there are the last values, tables and verdicts.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from itertools import groupby
+
+from .document import LARGEST, Curve, Figure, Page, Section, Table, Verdict, usable
+from .strokes import dashes, ink, mark
+
+
+def to_html(page: Page) -> str:
+    """The page as HTML, the same text each time."""
+    figures: list[Figure] = []
+    sections = [_section(n, section, figures) for n, section in enumerate(page.sections, 1)]
+    parts = {
+        "title": escape(page.title),
+        "introduction": _paragraphs(page.introduction),
+        "contents": _contents(page.sections),
+        "sections": "\n".join(sections),
+        "figures": _json([_data(figure) for figure in figures]),
+    }
+    template = files(__package__).joinpath("page.html").read_text("utf-8")
+    # in one pass: what is put in is not searched again
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    if len(sections) < 2:
+        return ""
+    entries = "".join(
+        f'<li><a href="#section-{n}">{escape(section.heading)}</a></li>'
+        for n, section in enumerate(sections, 1)
+    )
+    return f'<nav aria-label="Contents"><ul>{entries}</ul></nav>'
+
+
+def _section(number: int, section: Section, figures: list[Figure]) -> str:
+    """The section; its figures are appended to ``figures``, whose order the script relies on."""
+    name = f"section-{number}"
+    parts = [
+        f'<section id="{name}" aria-labelledby="{name}-heading">',
+        f'<h2 id="{name}-heading">{escape(section.heading)}</h2>',
+        _paragraphs(section.text),
+    ]
+    for kind, items in groupby(section.items, key=type):
+        inside = []
+        for item in items:
+            if isinstance(item, Figure):
+                figures.append(item)
+                inside.append(_figure(item, f"figure-{len(figures)}"))
+            else:
+                inside.append(_table(item) if isinstance(item, Table) else _verdict(item))
+        tag = "div"
+        if kind is Verdict:
+            tag = "ul"
+            parts += ["<h3>Claims</h3>", f'<div class="rule">{_paragraphs(section.rule)}</div>']
+        parts += [f'<{tag} class="{kind.__name__.lower()}s">', *inside, f"</{tag}>"]
+    return "\n".join([*parts, "</section>"])
+
+
+def _paragraphs(text: str) -> str:
+    paragraphs = (part.strip() for part in re.split(r"\n\s*\n", text))
+    return "\n".join(f"<p>{_inline(part)}</p>" for part in paragraphs if part)
+
+
+def _inline(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _verdict(verdict: Verdict) -> str:
+    sign = {True: "✓", False: "✗", None: "?"}[verdict.holds]
+    return (
+        f'<li class="{verdict.word.split()[0]}"><p class="verdict"><span aria-hidden="true">{sign}'
+        f"</span> {verdict.word}</p><div><p>{_inline(verdict.text)} <cite>{escape(verdict.place)}"
+        f'</cite></p><p class="evidence">{_inline(verdict.evidence)}</p></div></li>'
+    )
+
+
+def _table(table: Table) -> str:
+    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.headings)
+    kinds = [' class="number"' if _numeric(column) else "" for column in columns]
+    head = "".join(
+        f'<th scope="col"{kind}>{_inline(cell)}</th>'
+        for cell, kind in zip(table.headings, kinds, strict=True)
+    )
+    body = []
+    for row in table.rows:
+        first, *rest = (f"{kind}>{_inline(cell)}</" for cell, kind in zip(row, kinds, strict=True))
+        cells = "".join(f"<td{cell}td>" for cell in rest)
+        body.append(f'<tr><th scope="row"{first}th>{cells}</tr>')
+    notes = "".join(f"<li>{_inline(note)}</li>" for note in table.notes)
+    # the wide ones scroll by themselves, also with the keyboard; the script shows the cue for those
+    return "\n".join(
+        [
+            f'<div class="table"><div class="caption"><h3>{_inline(table.title)}</h3>'
+            f"{_paragraphs(table.caption)}</div>",
+            '<p class="cue" hidden>This table is wider than the screen: scroll it sideways →</p>',
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">',
+            f'<table aria-label="{escape(table.title)}"><thead><tr>{head}</tr></thead>',
+            "<tbody>",
+            *body,
+            "</tbody></table></div>",
+            f'<ul class="notes">{notes}</ul></div>' if notes else "</div>",
+        ]
+    )
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    """Whether a column looks like numbers, so that it is set flush right."""
+    return any(map(str.strip, cells)) and all(re.match(r"\s*\W?\s*(\d|$)", cell) for cell in cells)
+
+
+def _figure(figure: Figure, name: str) -> str:
+    end = max((x for curve in figure.curves for x in curve.x if usable(x)), default=math.nan)
+    last = [_last(curve, end) for curve in figure.curves]
+    legend = "".join(_entry(figure.curves[n], *texts) for n, texts in enumerate(last))
+    summary = "; ".join(f"{figure.curves[n].name} {value}" for n, (value, _) in enumerate(last))
+    label = (
+        f"{figure.title}. {figure.y_label} over {figure.x_label}. Last values: {summary or 'none'}."
+    )
+    return "\n".join(
+        [
+            f'<figure id="{name}" aria-labelledby="{name}-title">',
+            f'<figcaption><h3 id="{name}-title">{_inline(figure.title)}</h3>',
+            f"{_paragraphs(figure.caption)}</figcaption>",
+            '<div class="tools" hidden><button type="button" class="log">log scale</button>'
+            '<button type="button" class="reset" disabled>reset zoom</button></div>',
+            f'<div class="plot"><svg role="img" aria-label="{escape(label)}"></svg></div>',
+            '<p class="at">last value</p>',
+            f'<ul class="legend">{legend}</ul>',
+            '<p class="spoken" aria-live="polite"></p>',
+            "</figure>",
+        ]
+    )
+
+
+def _entry(curve: Curve, value: str, interval: str) -> str:
+    """One line of the legend; the script makes it a switch."""
+    return (
+        f'<li><button type="button" aria-pressed="true" disabled style="{ink(curve)}">'
+        '<svg class="swatch" width="34" height="12" aria-hidden="true">'
+        f'<path class="curve" d="M1 6H33"{dashes(curve)}/>'
+        f'<path class="mark" d="{mark(curve)}" transform="translate(17 6)"/></svg>'
+        f'<span class="name">{escape(curve.name)}</span> <span class="value">{value}</span> '
+        f'<span class="interval">{interval}</span></button></li>'
+    )
+
+
+def _last(curve: Curve, end: float) -> tuple[str, str]:
+    """The last value that there is; where, if not at the end, and its interval."""
+    points = enumerate(zip(curve.x, curve.y, strict=True))
+    at = max((i for i, (x, y) in points if usable(x) and usable(y)), default=None)
+    if at is None:
+        return "\N{EN DASH}", ""
+    parts = [] if curve.x[at] == end else [f"at {curve.x[at]:.6g}"]
+    if curve.low is not None and curve.high is not None:
+        low, high = curve.low[at], curve.high[at]
+        if usable(low) and usable(high):
+            parts.append(f"{low:#.5g} to {high:#.5g}")
+    return f"{curve.y[at]:#.5g}", ": ".join(parts)
+
+
+def _data(figure: Figure) -> dict[str, object]:
+    """What the script draws from."""
+    return {
+        "x": figure.x_label,
+        "y": figure.y_label,
+        "log": figure.log_y,
+        "reference": _rounded(figure.reference),
+        "referenceName": figure.reference_name,
+        "order": figure.drawn,
+        "curves": [
+            {
+                "name": curve.name,
+                "style": ink(curve),
+                "dash": curve.dash,
+                "shape": mark(curve),
+                "marks": figure.marks(number),
+                **{
+                    name: [_rounded(v) for v in values]
+                    for name in ("x", "y", "low", "high")
+                    if (values := getattr(curve, name)) is not None
+                },
+            }
+            for number, curve in enumerate(figure.curves)
+        ],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """A number with seven digits, which are more than a screen shows; None for a gap."""
+    if value is None or not usable(value):
+        return None
+    return float(f"{value:.7g}") if abs(value) * LARGEST > 1 else 0.0
+
+
+def _json(document: object) -> str:
+    """JSON that cannot end the script element around it."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

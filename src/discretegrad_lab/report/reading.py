@@ -1,0 +1,193 @@
+"""How results are to be read: which numbers, in which tables and figures, beside which claims.
+
+Recipes that come with the lab say so themselves. For a recipe of a user, and for stored runs that
+belong to none, ``reading.json`` beside the results does.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import tasks
+from ..stack.config import Run
+from ..stack.lines import LINES
+from ..stack.lines import line as line_of
+from ..tasks.base import Claim, Metric, Recipe, Table, Task
+from ..tasks.evidence import Results, describe
+from .results import configuration
+
+READING = "reading.json"
+TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
+"""Fields of a run that every table shows, with their headings."""
+_TEXTS = ("title", "reproduces", "note")
+
+
+class Look(NamedTuple):
+    """How tables and figures show an estimator."""
+
+    label: str
+    colour: str
+    dash: str
+    has_tau: bool
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the results of one recipe, or of one set of stored runs, are to be read."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    panels: tuple[str, ...] = ()
+    """Fields of a run: there is a table for each combination of their values."""
+    rows: tuple[str, ...] = ()
+    """Fields whose values are the rows of a table, with a column for each estimator."""
+    reproduces: str = ""
+    note: str = ""
+    """A sentence for the captions of tables."""
+    curves: bool = True
+    """Whether curves are written among the results."""
+    claims: tuple[Claim, ...] = ()
+    published: Mapping[str, Table] = field(default_factory=dict)
+    words: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    """How fields of the configuration read."""
+    runs: Callable[[], Sequence[Run]] = list
+    """All runs that there should be, in the order of the tables."""
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    """Of estimators of users, by key."""
+    shipped: bool = False
+    """Whether it is that of a recipe that comes with the lab, which needs no ``reading.json``."""
+
+    @property
+    def heading(self) -> str:
+        """Its title with what it reproduces."""
+        return f"{self.title} ({self.reproduces})" if self.reproduces else self.title
+
+    def describe(self, setting: Mapping[str, Any]) -> str:
+        """A few fields of a configuration in words."""
+        return describe(setting, self.words)
+
+    def look(self, key: str) -> Look:
+        """How an estimator is shown."""
+        if key in self.looks:
+            return self.looks[key]
+        line = line_of(key)
+        try:
+            has_tau = line.has_tau
+        except ValueError:
+            # an estimator of a user whose file is not loaded
+            has_tau = True
+        return Look(line.label, line.colour, line.dash, has_tau)
+
+    def to_json(self, keys: Sequence[str]) -> str:
+        """What ``of_results`` needs besides the results, which have these estimators."""
+        fields = {name: getattr(self, name) for name in (*_TEXTS, "panels", "rows", "curves")}
+        metrics = [
+            {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
+            for metric in self.metrics
+        ]
+        looks = {key: self.look(key)._asdict() for key in keys if key not in LINES}
+        document = {**fields, "metrics": metrics, "looks": looks}
+        return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def of_recipe(recipe: Recipe) -> Reading:
+    """The reading of a recipe."""
+    task = recipe.task
+    ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
+    same = ("name", "title", "panels", "rows", "reproduces", "note", "curves", "published")
+    return Reading(
+        **{name: getattr(recipe, name) for name in same},
+        metrics=tuple(task.metric(name) for name in recipe.metrics),
+        claims=tuple(task.claims[name] for name in recipe.claims),
+        words=task.words,
+        runs=recipe.runs,
+        shipped=any(recipe is other for other in ours),
+    )
+
+
+def of_results(results: Results, folder: Path) -> Reading:
+    """The reading of the results in a folder, which has the name of the recipe."""
+    recipe = tasks.recipes().get(results.recipe)
+    if recipe is not None:
+        return of_recipe(recipe)
+    configs = [row.config for row in results.rows]
+    path = folder / READING
+    if not path.exists():
+        names = dict.fromkeys(name for row in results.rows for name in row.metrics)
+        return of_configs(results.recipe, configs, tuple(names))
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        task = _task(configs)
+        known = {metric.name: metric for metric in task.metrics} if task else {}
+        metrics = [Metric(**metric) for metric in fields.pop("metrics")]
+        for name in ("panels", "rows"):
+            fields[name] = tuple(fields[name])
+        fields["looks"] = {key: Look(**look) for key, look in fields["looks"].items()}
+        return Reading(
+            name=results.recipe,
+            metrics=tuple(known.get(metric.name, metric) for metric in metrics),
+            words=task.words if task else {},
+            **fields,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"expected {path} as it was written, got: {error}; put a copy of it back, or remove it"
+        ) from error
+
+
+def of_runs(name: str, runs: Sequence[Run]) -> Iterator[tuple[Reading, list[Run]]]:
+    """A reading for the stored runs of each task, called after it."""
+    places = {key: number for number, key in enumerate(LINES)}
+    for task in dict.fromkeys(run.task for run in runs):
+        own = [run for run in runs if run.task == task]
+        own.sort(key=lambda run: (places.get(run.estimator, len(places)), run.estimator, run.seed))
+        reading = of_configs(f"{name}-{task}", [configuration(run) for run in own])
+        yield dataclasses.replace(reading, runs=own.copy), own
+
+
+def of_configs(
+    name: str, configs: Sequence[Mapping[str, Any]], metrics: Sequence[str] = ()
+) -> Reading:
+    """The reading of runs of one task that no recipe describes: what varies are the rows."""
+    task = _task(configs)
+    known = task.metrics if task else tuple(Metric(x, x.replace("_", " ")) for x in metrics)
+    return Reading(
+        name,
+        f"Stored runs of {configs[0]['task']}" if configs else f"Stored runs ({name})",
+        known,
+        rows=_varying(configs),
+        words=task.words if task else {},
+    )
+
+
+def _task(configs: Sequence[Mapping[str, Any]]) -> Task | None:
+    """The task of runs; None if it is in a file of a user that is not loaded."""
+    known = tasks.tasks()
+    return known.get(configs[0]["task"]) if configs else None
+
+
+def _varying(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Fields with several values, but for those that follow from the estimator and the others."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    values = {name: {config.get(name) for config in configs} for name in names}
+    several = [
+        name for name in names if len(values[name]) > 1 and name not in ("estimator", "seed")
+    ]
+    following = (*TUNED, "line")
+    others = [name for name in several if name not in following]
+
+    def follows(name: str) -> bool:
+        if name not in following:
+            return False
+        chosen: dict[tuple[Any, ...], set[Any]] = {}
+        for config in configs:
+            key = tuple(config.get(other) for other in ("estimator", *others))
+            chosen.setdefault(key, set()).add(config.get(name))
+        return all(len(x) == 1 for x in chosen.values())
+
+    return tuple(name for name in several if not follows(name))

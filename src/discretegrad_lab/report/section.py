@@ -1,0 +1,53 @@
+"""A report put together from results: curves, tables and verdicts of one recipe or of several."""
+
+from collections.abc import Sequence
+
+from ..tasks.evidence import Results
+from .document import Item, Page, Section
+from .entries import entries
+from .figures import figures
+from .reading import Reading
+from .tables import tables
+from .verdicts import RULE, judge
+
+
+def section(reading: Reading, results: Results) -> Section:
+    """All about some results: the state of the runs, then curves, tables and verdicts."""
+    items: list[Item] = [
+        *figures(reading, results),
+        *tables(reading, entries(reading, results)),
+        *(judge(claim, results) for claim in reading.claims),
+    ]
+    rule = RULE if reading.claims else ""
+    return Section(reading.heading, _state(reading, results), tuple(items), rule)
+
+
+def page(sections: Sequence[Section], title: str = "discretegrad: results") -> Page:
+    """A page with several sections."""
+    introduction = "Bands and ± are 95 % intervals of the mean by Student's t over runs."
+    if any(part.verdicts for part in sections):
+        introduction = (
+            "Published numbers and claims beside ours; the recipes of the lab reproduce Liu et al. "
+            f"2023, arXiv:2304.08612. {introduction}"
+        )
+    return Page(title, introduction, tuple(sections))
+
+
+def _state(reading: Reading, results: Results) -> str:
+    """What became of the runs, on what and with what."""
+    if not results.rows:
+        count = len(reading.runs())
+        return f"No results: none of the {count} runs of {reading.name} is here."
+    counts = {state: count for state, count in results.counts().items() if count}
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    texts = [f"{len(results.rows)} runs: {states}"]
+    for state in counts:
+        if state != "finished":
+            keys = [row.config["estimator"] for row in results.rows if row.state == state]
+            names = (f"{reading.look(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))
+            texts.append(f"{state.capitalize()}: {', '.join(names)}")
+    for name in ("device", "torch", "commit", "source"):
+        values = dict.fromkeys(getattr(row, name) for row in results.rows if row.commit)
+        if values:
+            texts.append(f"{name.capitalize()}: {', '.join(values)}")
+    return ". ".join(texts) + "."

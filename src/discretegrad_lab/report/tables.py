@@ -1,0 +1,174 @@
+"""Tables of a report: beside published numbers, with a row or with a column for each estimator."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..tasks.base import Metric
+from ..tasks.evidence import NEAR, decimal
+from .document import Table
+from .entries import DASH, Entry
+from .reading import TUNED, Reading
+
+
+def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[Table]:
+    """A table for each metric and combination of panels."""
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in cells:
+        panel = tuple(entry.setting[name] for name in reading.panels)
+        groups.setdefault((entry.metric.name, *panel), []).append(entry)
+    for (name, *values), inside in groups.items():
+        metric = inside[0].metric
+        parts = [metric.label] if len(reading.metrics) > 1 else []
+        parts += (
+            [reading.describe(dict(zip(reading.panels, values, strict=True)))] if values else []
+        )
+        title = ", ".join(parts) or metric.label
+        if name in reading.published:
+            yield _published(reading, inside)
+        elif reading.rows:
+            yield _wide(reading, title, inside)
+        else:
+            yield _tall(reading, title, inside)
+
+
+def _published(reading: Reading, cells: Sequence[Entry]) -> Table:
+    metric = cells[0].metric
+    table = reading.published[metric.name]
+    rows = []
+    for entry in cells:
+        versus, cell = entry.comparison, entry.cell
+        rows.append(
+            (
+                reading.look(entry.estimator).label,
+                f"{cell.value:.{metric.digits}f} ± {cell.spread:.{metric.digits}f}"
+                if cell
+                else DASH,
+                with_half(entry.ours.mean, entry.ours.half, metric.digits),
+                f"{entry.ours.count} of {entry.planned}",
+                with_half(versus.difference, versus.half, metric.digits, "+"),
+                versus.chance or DASH,
+                entry.verdict or DASH,
+                *entry.tuned.values(),
+            )
+        )
+    judged = [entry.verdict for entry in cells if entry.verdict in ("within", "above", "below")]
+    notes = [
+        f"{judged.count('within')} of {len(judged)} within the joint 95 % interval; 1 in 20 lies "
+        "outside by chance.",
+        *_lost(reading, cells),
+    ]
+    notes += [
+        f"The published number of {reading.look(estimator).label} is in doubt: {text}."
+        for estimator, text in table.doubts.items()
+    ]
+    caption = (
+        f"Published: Table {table.number} (Section {table.section}), column {table.column}, mean ± "
+        f"standard deviation over {table.runs} runs. Ours: mean ± half the 95 % interval. "
+        "Difference: ± half the joint 95 % interval; p by Welch's t-test."
+    )
+    headings = ("", "published", "ours", "runs", "difference", "p", "verdict", *TUNED.values())
+    return Table(f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes))
+
+
+def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
+    """The estimators are the rows."""
+    metric = cells[0].metric
+    known = metric.optimum is not None
+    side = _side(metric)
+    rows = []
+    for entry in cells:
+        values = [with_half(entry.ours.mean, entry.ours.half, metric.digits)]
+        if known:
+            arrived = f"{entry.steps.mean:,.0f}" if entry.steps.count else DASH
+            if 0 < entry.steps.count < entry.ours.count:
+                arrived += f" ({entry.steps.count} of {entry.ours.count} runs)"
+            values += [from_optimum(entry), arrived]
+        runs = f"{entry.ours.count} of {entry.planned}"
+        rows.append((reading.look(entry.estimator).label, *values, runs, *entry.tuned.values()))
+    caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
+    near = f"{100 * NEAR:g} %"
+    unit = cells[0].unit
+    if known:
+        caption += (
+            f"; the optimum is {cells[0].optimum:.5f}. {unit.capitalize()} until it is within "
+            f"{near} of the optimum and stays there, along straight lines between epochs"
+        )
+    headings = ["", metric.label]
+    headings += [f"% {side} optimum", f"{unit} to {near}"] if known else []
+    headings += ["runs", *TUNED.values()]
+    caption = " ".join(filter(None, (f"{caption}.", reading.note)))
+    return Table(title, caption, tuple(headings), tuple(rows), tuple(_lost(reading, cells)))
+
+
+def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
+    """The settings are the rows, with a column for each estimator."""
+    metric = cells[0].metric
+    rows: dict[str, list[str]] = {}
+    tuned: dict[str, dict[str, list[str]]] = {
+        name: {} for name in TUNED if name not in (*reading.rows, *reading.panels)
+    }
+    for entry in cells:
+        name = reading.describe({field: entry.setting[field] for field in reading.rows})
+        value = with_half(entry.ours.mean, entry.ours.half, metric.digits)
+        rows.setdefault(name, [name]).append(from_optimum(entry) if metric.optimum else value)
+        for field, columns in tuned.items():
+            columns.setdefault(entry.estimator, []).append(entry.tuned[field])
+    counts = sorted({entry.ours.count for entry in cells})
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    what = f"The {metric.label} at the end"
+    if metric.optimum is not None:
+        what = (
+            f"How far the {metric.label} ends {_side(metric)} the optimum, in percent of the "
+            "optimum"
+        )
+    labels = [
+        reading.look(estimator).label for estimator in dict.fromkeys(x.estimator for x in cells)
+    ]
+    body = [tuple(row) for row in rows.values()]
+    alike = []
+    for field, columns in tuned.items():
+        texts = [", ".join(_distinct(column)) for column in columns.values()]
+        if len(set(texts)) == 1:
+            alike.append(f"{TUNED[field]} {texts[0]}")
+        else:
+            body.append((TUNED[field], *texts))
+    caption = f"{what}: mean ± half the 95 % interval over {number} runs."
+    if alike:
+        caption += f" All with {', '.join(alike)}."
+    return Table(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """Without repetitions, and without dashes if there is anything else."""
+    return list(dict.fromkeys(text for text in texts if text != DASH)) or [DASH]
+
+
+def _side(metric: Metric) -> str:
+    return "above" if metric.direction == "down" else "below"
+
+
+def from_optimum(entry: Entry) -> str:
+    """How far the metric ends from the optimum, in percent of it."""
+    share = 100 / entry.optimum
+    sign = 1 if entry.metric.direction == "down" else -1
+    return with_half(sign * (share * entry.ours.mean - 100), abs(share) * entry.ours.half, 2)
+
+
+def with_half(value: float, half: float, places: int, sign: str = "") -> str:
+    """A mean with half its interval, as far as they are known."""
+    if not math.isfinite(value):
+        return DASH
+    text = decimal(value, places, sign)
+    return f"{text} ± {decimal(half, places)}" if math.isfinite(half) else text
+
+
+def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:
+    """A sentence on each cell some of whose runs are not finished."""
+    sentences = []
+    for entry in cells:
+        if entry.states["finished"] < entry.planned:
+            parts = reading.look(entry.estimator).label, reading.describe(entry.setting)
+            counts = ", ".join(f"{count} {state}" for state, count in entry.states.items() if count)
+            sentences.append(f"{', '.join(filter(None, parts))}: {counts}.")
+    return sentences

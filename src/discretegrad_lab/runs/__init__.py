@@ -1,0 +1,1 @@
+"""Train runs that are not trained yet, and keep what became of them."""

@@ -1,0 +1,402 @@
+"""Train what is not trained yet: stacks that fit, checkpoints, a clean stop, several processes."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..stack.config import Run
+from ..stack.trainer import EpochAbandoned, Stack
+from ..tasks import task
+from .checkpoints import WRITERS, Pace, Writer
+from .environment import check_device, describe
+from .listener import Listener, Outcome
+from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
+from .signals import stop_signals
+from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
+
+
+class TrainedStack(Protocol):
+    """What is needed of ``discretegrad_lab.stack.trainer.Stack``."""
+
+    runs: tuple[Run, ...]
+    epoch: int
+    epochs: int
+    steps_per_epoch: int
+    diverged: Tensor
+
+    def advance(self, stop: Callable[[], bool] | None = None) -> dict[str, list[float]]:
+        """Train for an epoch; metrics by name, a number for each member.
+
+        Raises ``EpochAbandoned``, with ``epoch`` as it was, if ``stop`` says so between two steps.
+        """
+
+    def state(self, member: int) -> dict[str, Tensor]:
+        """All that a member needs to go on, as copies that training does not change."""
+
+    def states(self) -> Sequence[dict[str, Tensor]]:
+        """``state`` of every member."""
+
+    def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """The reverse."""
+
+
+MakeStack = Callable[[Sequence[Run], torch.device, Path | None], TrainedStack]
+
+
+def execute(
+    runs: Iterable[Run],
+    store: Store,
+    *,
+    device: torch.device | str = "cpu",
+    budget: float | None = None,
+    data: Path | None = None,
+    largest_stack: int | None = None,
+    checkpoint_every: float | None = None,
+    listener: Listener | None = None,
+    announce: Callable[[str], None] | None = None,
+    make_stack: MakeStack | None = None,
+    bytes_per_member: Callable[[Run], int] | None = None,
+) -> Outcome:
+    """Train every run that is not done and not in the hands of another process.
+
+    SIGINT and SIGTERM save and stop after the current epoch; a second one stops at once.
+
+    Args:
+        runs: Configurations, in the order their stacks should be trained.
+        store: Where they are kept.
+        device: Where to train.
+        budget: Seconds after which to save and stop. An epoch is begun only if it should end, and
+            be saved, in time. If it does not end in time, it is given up where everything before
+            it is saved.
+        data: The directory of the data sets.
+        largest_stack: The most members of a stack; by default as many as fit.
+        checkpoint_every: Seconds between checkpoints; by default as many as keep their cost below
+            2 % of the time.
+        listener: Is told what happens.
+        announce: Is told the name of the first signal at once, in its handler, so it should do
+            hardly more than ``os.write``.
+        make_stack: Makes a stack; that of the runs' task by default.
+        bytes_per_member: Device memory of one member; asks the task by default.
+
+    Raises:
+        ValueError: If an argument is wrong, or a newer version wrote the stored runs.
+        StoreError: If the file system refuses; what was saved before is whole.
+    """
+    if budget is not None and not budget > 0:
+        raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
+    check_largest(largest_stack)
+    if checkpoint_every is not None and not checkpoint_every >= 0:
+        raise ValueError(f"expected seconds as checkpoint_every, got {checkpoint_every}")
+    started = time.perf_counter()
+    work = _Work(
+        store,
+        Fit(check_device(device), largest_stack, bytes_per_member or memory_of),
+        data,
+        math.inf if budget is None else started + budget,
+        checkpoint_every,
+        listener or Listener(),
+        make_stack or stack_of_task,
+    )
+    work.look(runs)
+    with stop_signals(announce) as caught, Writer() as work.writer:
+        work.caught = caught
+        work.go()
+    return work.outcome()
+
+
+def stack_of_task(runs: Sequence[Run], device: torch.device, data: Path | None) -> Stack:
+    """Runs of one task that are alike, to be trained together."""
+    return Stack(task(runs[0].task).model, runs, device, data)
+
+
+@dataclass
+class _Member:
+    """What is kept of a run while it is trained."""
+
+    run: Run
+    metrics: Metrics
+    environment: Environment
+    seconds: float
+
+
+class _Work:
+    """One call of ``execute``."""
+
+    writer: "Writer"
+    caught: list[str]
+
+    def __init__(
+        self,
+        store: Store,
+        fit: Fit,
+        data: Path | None,
+        deadline: float,
+        checkpoint_every: float | None,
+        listener: Listener,
+        make_stack: MakeStack,
+    ) -> None:
+        self.store, self.fit, self.data = store, fit, data
+        self.deadline, self.checkpoint_every = deadline, checkpoint_every
+        self.listener, self.make_stack = listener, make_stack
+        self.stopped_by: str | None = None
+        self.abandoned = False
+        self.building = 0.0
+        """How long the latest stack took from claiming its runs to its first epoch, in seconds."""
+        self.held: dict[Run, None] = {}
+        """Claims that have not been handed over to a final commit."""
+        self.elsewhere: set[Run] = set()
+        self.told: set[Run] = set()
+        self.finished: set[Run] = set()
+        self.diverged: set[Run] = set()
+        self.lost: list[tuple[Run, str]] = []
+        """Damage that commits have met."""
+
+    def look(self, runs: Iterable[Run]) -> None:
+        """Sort the runs by what is stored; nothing is written before this is done."""
+        self.runs = dict.fromkeys(runs)
+        for _ in self.store.runs(damaged=[]):
+            # a newer version may have written others than these, under names of its own
+            pass
+        self.pending, self.already, self.damaged = look(self.runs, self.store)
+        for run, reason in self.damaged.items():
+            self.listener.run_damaged(run, reason)
+        self.listener.planned(list(self.already), list(self.pending))
+
+    def go(self) -> None:
+        """Train until nothing is left that this process can have, or it must stop."""
+        trained = True
+        while trained:
+            trained = False
+            # others may have died or stopped meanwhile
+            self.elsewhere.clear()
+            while self.stopped_by is None:
+                here = self._here()
+                if not here or self._must_stop(self.building):
+                    break
+                trained |= self._take(next_group(here))
+            trained = trained and bool(self.elsewhere) and self.stopped_by is None
+
+    def _here(self) -> dict[Run, int]:
+        return {run: e for run, e in self.pending.items() if run not in self.elsewhere}
+
+    def outcome(self) -> Outcome:
+        """Afterwards."""
+        self._note_losses()
+        for run in self.elsewhere:
+            if self.store.status(run, quick=True).done:
+                self.already[run] = None
+                self.pending.pop(run, None)
+        groups = {
+            "finished": self.finished,
+            "diverged": self.diverged,
+            "already": self.already,
+            "stopped": self.pending.keys() - self.elsewhere,
+            "elsewhere": self.pending.keys() & self.elsewhere,
+        }
+        return Outcome(
+            **{
+                name: tuple(run for run in self.runs if run in members)
+                for name, members in groups.items()
+            },
+            damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
+            stopped_by=self.stopped_by,
+            abandoned=self.abandoned,
+        )
+
+    def _take(self, group: Sequence[Run]) -> bool:
+        """Train a stack of a group; False if none of them could be had."""
+        size = self.fit.count(group)
+        try:
+            for run in group:
+                if len(self.held) == size or self._must_stop(0):
+                    break
+                if self._claim(run):
+                    self.held[run] = None
+            if not self.held or self.stopped_by is not None:
+                return False
+            self._train()
+        except torch.OutOfMemoryError:
+            # the task's estimate was too low
+            if len(self.held) < 2:
+                raise
+            self.fit.halve(list(self.held))
+        finally:
+            if self.held:
+                self.writer.settle()
+            for run in self.held:
+                self.store.release(run)
+            self.held.clear()
+        return True
+
+    def _claim(self, run: Run) -> bool:
+        """Claim a run and look again: it may not be as it was when the stack was planned."""
+        if not self.store.claim(run):
+            self.elsewhere.add(run)
+            if run not in self.told:
+                self.told.add(run)
+                self.listener.run_elsewhere(run)
+            return False
+        status = self.store.status(run, quick=True)
+        if status.state == "damaged":
+            self._leave_alone(run, status.reason)
+        elif status.done:
+            del self.pending[run]
+            self.already[run] = None
+        elif status.epoch != self.pending[run]:
+            self.pending[run] = status.epoch
+        else:
+            return True
+        self.store.release(run)
+        return False
+
+    def _leave_alone(self, run: Run, reason: str) -> None:
+        self.pending.pop(run, None)
+        self.damaged[run] = reason
+        self.listener.run_damaged(run, reason)
+
+    def _note_losses(self) -> None:
+        while self.lost:
+            self._leave_alone(*self.lost.pop())
+
+    def _load(self) -> dict[Run, Saved]:
+        """What is stored of runs that have begun; damaged ones are let go."""
+        loaded = {}
+        for run in tuple(self.held):
+            try:
+                loaded[run] = self.store.load(run)
+            except DamagedRun as error:
+                self._leave_alone(run, str(error))
+                self.store.release(run)
+                del self.held[run]
+        return loaded
+
+    def _train(self) -> None:
+        began = time.perf_counter()
+        epoch = self.pending[next(iter(self.held))]
+        saved = self._load() if epoch else {}
+        if not self.held:
+            return
+        stack = self.make_stack(list(self.held), self.fit.device, self.data)
+        for number, run in enumerate(stack.runs):
+            if run in saved:
+                stack.load_state(number, saved[run].state)
+        stack.epoch = epoch
+        here = {
+            **describe(self.fit.device, tf32=stack.runs[0].tf32),
+            "members": len(stack.runs),
+            "from_epoch": epoch,
+        }
+        members = [
+            _Member(run, old.metrics, [*old.environment, here], old.seconds)
+            if (old := saved.get(run))
+            else _Member(run, [], [here], 0.0)
+            for run in stack.runs
+        ]
+        asked = time.perf_counter()
+        state = sum(tensor.nbytes for tensor in stack.state(0).values())
+        pace = Pace(len(members), state, time.perf_counter() - asked)
+        # what is new, and what is not deleted yet while it is replaced
+        self.store.check_room((len(members) - len(saved) + WRITERS) * state)
+        saved.clear()
+        self.listener.stack_started(stack.runs, epoch, stack.epochs, stack.steps_per_epoch)
+        self.building = time.perf_counter() - began
+        # where others wait that these can join
+        same = (e for run, e in self._here().items() if stack_key(run) == stack_key(stack.runs[0]))
+        until = min((e for e in same if e > epoch), default=stack.epochs)
+        self._loop(stack, members, until, pace)
+        self.listener.stack_finished(stack.runs, stack.epoch)
+
+    def _loop(
+        self, stack: TrainedStack, members: Sequence[_Member], until: int, pace: "Pace"
+    ) -> None:
+        saved_at = stack.epoch
+        last = time.perf_counter()
+
+        def over() -> bool:
+            # epochs before it that are not saved would be lost, and a signal promises to finish it
+            saved = stack.epoch == saved_at
+            return saved and not self.caught and time.perf_counter() >= self.deadline
+
+        stop = None if math.isinf(self.deadline) else over
+        while stack.epoch < until and not self._must_stop(pace.next_epoch()):
+            began = time.perf_counter()
+            try:
+                metrics = stack.advance(stop)
+            except EpochAbandoned:
+                self.stopped_by, self.abandoned = "budget", True
+                break
+            now = time.perf_counter()
+            pace.epoch(now - began)
+            for number, member in enumerate(members):
+                row = {name: values[number] for name, values in metrics.items()}
+                member.metrics.append({"epoch": stack.epoch, **row})
+                member.seconds += now - began
+            self.listener.epoch_done(stack.epoch, metrics, now - began)
+            self.writer.check()
+            every = pace.interval() if self.checkpoint_every is None else self.checkpoint_every
+            if stack.epoch < until and now - last >= every:
+                self._save(stack, members, pace)
+                saved_at, last = stack.epoch, time.perf_counter()
+        if stack.epoch > saved_at:
+            self._save(stack, members, pace)
+        if stack.epoch < stack.epochs:
+            # what is stored decides what comes next
+            self.writer.wait()
+            self._note_losses()
+            for member in members:
+                if member.run in self.pending:
+                    self.pending[member.run] = stack.epoch
+
+    def _save(self, stack: TrainedStack, members: Sequence[_Member], pace: "Pace") -> None:
+        """Hand a checkpoint of all members to the writer; a final one gives the claims up too."""
+        began = time.perf_counter()
+        self.writer.wait()
+        self._note_losses()
+        finished = stack.epoch == stack.epochs
+        steps = [None if step < 0 else step for step in stack.diverged.tolist()]
+        states = stack.states()
+        jobs = []
+        for member, step, state in zip(members, steps, states, strict=True):
+            if member.run not in self.damaged:
+                end: State = "finished" if step is None else "diverged"
+                status = Status(end if finished else "started", stack.epoch, member.seconds, step)
+                saved = Saved(status, list(member.metrics), member.environment, state)
+                jobs.append(functools.partial(self._write, member.run, saved))
+        self.writer.start(jobs, pace)
+        if finished:
+            for member in members:
+                self.pending.pop(member.run, None)
+                if member.run in self.damaged:
+                    self.store.release(member.run)
+            self.held.clear()
+        waited = time.perf_counter() - began
+        pace.waited(waited)
+        self.listener.checkpointed(stack.epoch, waited)
+
+    def _write(self, run: Run, saved: Saved) -> None:
+        """In another thread."""
+        try:
+            self.store.save(run, saved)
+            if saved.status.done:
+                (self.finished if saved.diverged_step is None else self.diverged).add(run)
+        except DamagedRun as error:
+            self.lost.append((run, str(error)))
+        finally:
+            if saved.status.done:
+                self.store.release(run)
+
+    def _must_stop(self, seconds: float) -> bool:
+        """Whether to stop, if the next thing to do takes so long."""
+        if self.stopped_by is None:
+            if self.caught:
+                self.stopped_by = self.caught[0]
+            elif time.perf_counter() + seconds > self.deadline:
+                self.stopped_by = "budget"
+        return self.stopped_by is not None

@@ -1,0 +1,1 @@
+"""Many runs as one tensor program: layers, random numbers, optimisers, the training loop."""

@@ -1,0 +1,148 @@
+"""What a training run is: a frozen configuration whose hash is its name."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from .lines import LINES, Line, line, order
+from .schedules import KINDS, Schedule
+
+# raise it when the same configuration would give other results than before
+VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that decides the outcome of a training run on a kind of device, but rounding.
+
+    CPUs and GPUs draw different random numbers.
+    """
+
+    task: ClassVar[str]
+    """The name of the task."""
+    member_fields: ClassVar[tuple[str, ...]] = (
+        "estimator", "line", "tau", "optimiser", "learning_rate", "seed",
+        "schedule", "schedule_factor", "schedule_every", "clip_norm",
+    )  # fmt: skip
+    """What may differ between the members of a stack; all else is the same for them."""
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "schedule", "schedule_factor", "schedule_every", "clip_norm",
+    )  # fmt: skip
+    """What runs did not have when the first ones were stored. At its default it is no part of the
+    identity, so that those keep theirs."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Fields of a task that are positive whole numbers."""
+
+    estimator: str
+    """The key of a line; give a ``Line`` of your own here."""
+    tau: float = 1.0
+    optimiser: Literal["adam", "radam"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    """Of the initialisation, the order of the data and all samples."""
+    epochs: int
+    draws: int = 1000
+    """Of noise, for each sample of an estimator that has the option ``num_draws``."""
+    tf32: bool = False
+    """Whether matrix products may round their factors to 10 bits, on GPUs that can."""
+    own_line: Line | None = None
+    """The line, if it is none of the paper's."""
+    schedule: Literal["constant", "cosine", "linear", "exponential", "step"] = "constant"
+    """Of the learning rate, see ``Schedule``."""
+    schedule_factor: float = 0.0
+    """What the learning rate is multiplied by at the end, or at each step."""
+    schedule_every: int = 1
+    """Epochs between the steps of the schedule step."""
+    clip_norm: float | None = None
+    """The largest norm of a member's gradient."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.estimator
+        if isinstance(given, Line):
+            own = None if LINES.get(given.key) == given else given
+            object.__setattr__(self, "estimator", given.key)
+            object.__setattr__(self, "own_line", own)
+        elif self.own_line is not None and self.own_line.key != given:
+            object.__setattr__(self, "own_line", None)
+        if self.own_line is None and self.estimator not in LINES:
+            raise ValueError(
+                f"expected an estimator of {', '.join(LINES)}, or a Line, got {self.estimator!r}"
+            )
+        if self.optimiser not in ("adam", "radam"):
+            raise ValueError(f"expected the optimiser adam or radam, got {self.optimiser!r}")
+        if self.schedule not in KINDS:
+            raise ValueError(f"expected a schedule of {', '.join(KINDS)}, got {self.schedule!r}")
+        positive = ("tau", "learning_rate", "clip_norm")
+        for name in positive if self.clip_norm is not None else positive[:2]:
+            value = getattr(self, name)
+            if not (isinstance(value, float) and math.isfinite(value) and value > 0):
+                raise ValueError(f"expected a positive number (float) as {name}, got {value!r}")
+        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**31):
+            raise ValueError(f"expected a seed from 0 to 2**31 - 1, got {self.seed!r}")
+        for name in ("epochs", "draws", "schedule_every", *self.counts):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value > 0):
+                raise ValueError(f"expected a positive whole number as {name}, got {value!r}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many updates an epoch has."""
+        raise NotImplementedError
+
+    @property
+    def line(self) -> Line:
+        """Its line of tables and figures, which knows the estimator."""
+        return line(self.estimator) if self.own_line is None else self.own_line
+
+    @property
+    def rate_schedule(self) -> Schedule:
+        """Of the learning rate."""
+        if self.schedule == "constant":
+            return Schedule()
+        every = self.schedule_every * self.steps_per_epoch
+        return Schedule(self.schedule, self.schedule_factor, every)
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for a JSON file."""
+        document: dict[str, Any] = {"task": self.task, "version": VERSION}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "own_line":
+                if value is not None:
+                    document["line"] = value.document()
+            elif not (field.name in self.later_fields and value == field.default):
+                document[field.name] = value
+        return document
+
+    @cached_property
+    def identity(self) -> str:
+        """The hash of the canonical configuration, 16 hexadecimal digits."""
+        canonical = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def stack_key(self) -> tuple[Any, ...]:
+        """Equal for runs that can be members of one stack."""
+        shared = {k: v for k, v in self.document().items() if k not in self.member_fields}
+        return tuple(sorted(shared.items()))
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Runs with the same line side by side: samplers, then score functions, then exact ones."""
+    return sorted(runs, key=lambda run: (order(run.line), run.identity))
+
+
+def groups(runs: Sequence[Run]) -> list[tuple[Line, slice]]:
+    """Which members of a stack have which line; they lie side by side."""
+    members_of_lines: list[tuple[Line, slice]] = []
+    for number, run in enumerate(runs):
+        if members_of_lines and members_of_lines[-1][0] == run.line:
+            members_of_lines[-1] = run.line, slice(members_of_lines[-1][1].start, number + 1)
+        else:
+            members_of_lines.append((run.line, slice(number, number + 1)))
+    return members_of_lines

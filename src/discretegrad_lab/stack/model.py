@@ -1,0 +1,115 @@
+"""What a task has to say about its stacked model, for the trainer."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from .config import Run
+from .schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that one optimiser updates, with one of the model's losses.
+
+    ``members`` are those of the stack that have these parameters; all other fields have an entry
+    for each of them.
+    """
+
+    parameters: Mapping[str, Tensor]
+    """Leaves, (members of the group, ...)."""
+    members: range
+    optimisers: Sequence[str]
+    """``"adam"`` or ``"radam"``."""
+    learning_rates: Sequence[float]
+    schedules: Sequence[Schedule]
+    clip_norms: Sequence[float | None]
+    """The largest norm of a member's gradient of the whole group; None for no limit."""
+    loss: str = ""
+    """Which of ``Model.loss_names`` it minimises; the first one by default."""
+
+    @classmethod
+    def of_runs(
+        cls, parameters: Mapping[str, Tensor], runs: Sequence[Run], loss: str = ""
+    ) -> "Group":
+        """Parameters of all members, each updated as its configuration says."""
+        return cls(
+            parameters,
+            range(len(runs)),
+            [run.optimiser for run in runs],
+            [run.learning_rate for run in runs],
+            [run.rate_schedule for run in runs],
+            [run.clip_norm for run in runs],
+            loss,
+        )
+
+    @classmethod
+    def alike(
+        cls, parameters: Mapping[str, Tensor], members: range, learning_rate: float, loss: str = ""
+    ) -> "Group":
+        """Parameters of some members, all of them updated by Adam at one rate."""
+        count = len(members)
+        return cls(
+            parameters,
+            members,
+            ["adam"] * count,
+            [learning_rate] * count,
+            [Schedule()] * count,
+            [None] * count,
+            loss,
+        )
+
+
+class Model:
+    """All members of a stack as one model, with its data; tasks derive theirs from it.
+
+    A model is made with the runs of the stack, the device, and the directory of the data sets or
+    None. Members with the same line lie side by side. Nothing of a member may depend on others.
+    """
+
+    loss_names: ClassVar[tuple[str, ...]]
+    """Losses of a step; their means over an epoch are metrics under these names."""
+    one_thread: ClassVar[bool] = False
+    """Whether its tensors are too small for several threads of a CPU, which would wait for each
+    other longer than they work, above all where other processes use the cores."""
+    capture: ClassVar[Literal["whole", "buckets", "none"]] = "whole"
+    """What a CUDA graph may hold: any number of steps one after the other; one step, a graph for
+    each value of ``prepare``; or nothing."""
+
+    groups: dict[str, Group]
+    """By name. The first one is what a task is about: its parameters are stored as such."""
+    steps_per_epoch: int
+    buffers: dict[str, Tensor]
+    """(members, ...) each: what a step changes besides parameters and a member needs to go on."""
+    counters: Sequence[Tensor]
+    """What a step changes and ``begin_epoch`` sets, such as the step of the random numbers."""
+
+    def __init__(self) -> None:
+        self.groups, self.buffers, self.counters = {}, {}, ()
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Those of the first group."""
+        return next(iter(self.groups.values())).parameters
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Prepare an epoch, counted from 0: order of the data, random numbers."""
+
+    def prepare(self, step: int) -> Hashable:
+        """Prepare a step of the epoch, counted from 0, outside of graphs; not with whole capture.
+
+        Returns:
+            What the shapes of the step follow from: steps with equal values share a graph, which
+            reads the batch from where the first of them had it.
+        """
+        return None
+
+    def losses(self) -> Mapping[str, Tensor]:
+        """The losses of the next step by name, (members,) each."""
+        raise NotImplementedError
+
+    def evaluate(self, epoch: int) -> Mapping[str, Tensor]:
+        """Further metrics after so many epochs, (members,) each; NaN where there is none."""
+        return {}

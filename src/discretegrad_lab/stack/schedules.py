@@ -1,0 +1,49 @@
+"""Learning rates that change while a run is trained."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["constant", "cosine", "linear", "exponential", "step"]
+KINDS: tuple[Kind, ...] = ("constant", "cosine", "linear", "exponential", "step")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate is multiplied by at each update.
+
+    cosine, linear and exponential go from 1 at the first update to ``factor`` after the last;
+    step multiplies by ``factor`` after every ``every`` updates.
+    """
+
+    kind: Kind = "constant"
+    factor: float = 1.0
+    every: int = 1
+    """Updates; for the kind step."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"expected a schedule of {', '.join(KINDS)}, got {self.kind!r}")
+        least = "positive" if self.kind == "exponential" else "not negative"
+        if not (math.isfinite(self.factor) and self.factor >= 0) or (
+            self.kind == "exponential" and self.factor == 0
+        ):
+            raise ValueError(
+                f"expected a factor of the learning rate that is {least}, got {self.factor!r}"
+            )
+        if self.every < 1:
+            raise ValueError(f"expected a positive number of updates, got {self.every!r}")
+
+    def factors(self, updates: int) -> list[float]:
+        """For each of so many updates."""
+        return [self._at(number, updates) for number in range(updates)]
+
+    def _at(self, number: int, updates: int) -> float:
+        share, end = number / updates, self.factor
+        if self.kind == "cosine":
+            return end + (1 - end) * (1 + math.cos(math.pi * share)) / 2
+        if self.kind == "linear":
+            return 1 + (end - 1) * share
+        if self.kind == "exponential":
+            return float(end**share)
+        return float(end ** (number // self.every)) if self.kind == "step" else 1.0

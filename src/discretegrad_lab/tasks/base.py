@@ -1,0 +1,324 @@
+"""What a task says about itself: its runs, its model, its metrics, and how its results read."""
+
+import csv
+import dataclasses
+import difflib
+import itertools
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..stack.config import Run
+from ..stack.lines import LINES, Line
+from ..stack.model import Group, Model
+from .evidence import Judgement, Results
+from .statistics import Summary
+
+__all__ = [
+    "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe", "Run",
+    "Table", "Task", "read_claims", "read_rows",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is measured after epochs."""
+
+    name: str
+    """As models return it."""
+    label: str
+    """As tables and axes show it."""
+    digits: int = 4
+    """After the point, in tables."""
+    direction: Literal["down", "up"] = "down"
+    """Whether less is better, as for a loss, or more, as for an accuracy."""
+    optimum: Callable[[Mapping[str, Any]], float] | None = None
+    """The best value there is for a configuration, if that is known."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published number."""
+
+    value: float
+    spread: float | None
+    """The standard deviation over the runs."""
+    runs: int
+
+    @property
+    def summary(self) -> Summary:
+        """The number, as one of our own."""
+        return Summary(self.runs, self.value, *(() if self.spread is None else (self.spread,)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A column of a published table."""
+
+    number: int
+    section: str
+    column: str
+    runs: int
+    """Behind each number."""
+    cells: Mapping[str, Cell]
+    """By the key of a line."""
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    """Why a number cannot be right, by the key of its line."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published sentence, and how to hold it against results."""
+
+    name: str
+    section: str
+    place: str
+    """The figure or table it speaks of."""
+    text: str
+    judge: Callable[[Results], Judgement]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def read_claims(
+    path: Path, judges: Mapping[str, Callable[[Results], Judgement]]
+) -> dict[str, Claim]:
+    """The claims of a CSV file with the columns name, section, place and text."""
+    return {row["name"]: Claim(**row, judge=judges[row["name"]]) for row in read_rows(path)}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Images that trained models make."""
+
+    name: str
+    """Of the file, without its ending."""
+    draw: Callable[
+        [Sequence[Run], Callable[[Run], Mapping[str, Tensor]], Path | None],
+        list[tuple[str, Tensor]],
+    ]
+    """From finished runs, what gives the stored state of each, and the directory of the data
+    sets: rows with a label and (images, height, width) in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What all runs of a recipe took when they were last trained."""
+
+    seconds: float
+    device: Literal["cpu", "cuda"]
+    where: str
+    """Such as "an H200"."""
+    of: str | None = None
+    """The recipe that has these runs among its own; the time is that of all of those."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem to train on. It is known by its name as soon as it is made.
+
+    Its folder, or a file of a user, is the only place that has its name.
+    """
+
+    config: type[Run]
+    model: Callable[[Sequence[Any], torch.device, Path | None], Model]
+    """From the runs of a stack, the device and the directory of the data sets."""
+    metrics: tuple[Metric, ...]
+    memory: Callable[[Any], int]
+    """An upper guess of the bytes of device memory that one more member takes."""
+    words: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    """How values of fields of the configuration read, where not as "field value"."""
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
+
+    def __post_init__(self) -> None:
+        present = TASKS.get(self.name)
+        if present is not None and present.config.__module__ != self.config.__module__:
+            raise ValueError(
+                f"expected a new name for a task, got {self.name!r}, which "
+                f"{present.config.__module__} has already"
+            )
+        TASKS[self.name] = self
+
+    @property
+    def name(self) -> str:
+        """Of the task, and of the folder of its stored runs."""
+        return self.config.task
+
+    def metric(self, name: str) -> Metric:
+        """The metric of a name."""
+        return next(metric for metric in self.metrics if metric.name == name)
+
+
+TASKS: dict[str, Task] = {}
+"""Those whose modules have been imported; ``tasks.task`` and ``tasks.tasks`` know all."""
+
+Build = Callable[[Any, int], Iterator[Run]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment: its runs, and how its results are to be read."""
+
+    name: str
+    title: str
+    task: Task
+    build: Build
+    """The runs of an estimator, which is a key or a line, and a seed."""
+    seeds: tuple[int, ...]
+    estimators: tuple[str | Line, ...]
+    metrics: tuple[str, ...]
+    """Names of those of the task that the report is about."""
+    choices: tuple[str | Line, ...] = ()
+    """Estimators that can be asked for; by default all that the paper names, and ``estimators``."""
+    reproduces: str = ""
+    """Which figure or table."""
+    cost: Cost | None = None
+    data: tuple[str, ...] = ()
+    """Names of data sets, see ``discretegrad_lab.tasks.data``."""
+    panels: tuple[str, ...] = ()
+    """Fields of a run: there is a table for each combination of their values."""
+    rows: tuple[str, ...] = ()
+    """Fields whose values are the rows of a table, with a column for each estimator; without them
+    the estimators are the rows. There is a figure for each row, but one for all values of tau."""
+    curves: bool = True
+    """Whether curves are kept among the results."""
+    claims: tuple[str, ...] = ()
+    """Names of those of the task that these runs decide."""
+    published: Mapping[str, Table] = field(default_factory=dict)
+    """By metric."""
+    note: str = ""
+    """A sentence for the captions of tables."""
+
+    def __post_init__(self) -> None:
+        twice = {key for key in self.keys() if self.keys().count(key) > 1}
+        if twice:
+            raise ValueError(
+                f"expected a key of its own for each estimator of {self.name}, got "
+                f"{', '.join(sorted(twice))} twice; give one of the lines another label or key="
+            )
+
+    def choosable(self) -> dict[str, str | Line]:
+        """Estimators that can be asked for, by key."""
+        choices = self.choices or (*LINES, *self.estimators)
+        return {x.key if isinstance(x, Line) else x: x for x in choices}
+
+    def keys(self) -> tuple[str, ...]:
+        """Of ``estimators``."""
+        return tuple(x.key if isinstance(x, Line) else x for x in self.estimators)
+
+    def runs(
+        self, seeds: Sequence[int] | None = None, estimators: Sequence[str] | None = None
+    ) -> list[Run]:
+        """All runs, or those of some seeds and estimators, which are given by their keys."""
+        known = self.choosable()
+        wanted = tuple(dict.fromkeys(self.keys() if estimators is None else estimators))
+        for key in wanted:
+            if key not in known:
+                raise ValueError(
+                    f"expected estimators of {', '.join(known)} for {self.name}, got {key!r}"
+                )
+        numbers = tuple(self.seeds if seeds is None else dict.fromkeys(seeds))
+        if not wanted or not numbers:
+            raise ValueError(
+                f"expected at least one estimator and one seed for {self.name}, got none; "
+                "leave the option out for all of them"
+            )
+        return [run for key in wanted for seed in numbers for run in self.build(known[key], seed)]
+
+    def changed(self, changes: Mapping[str, Sequence[Any]]) -> "Recipe":
+        """This recipe with other values of some fields of its runs, in all combinations.
+
+        Args:
+            changes: By field, one or more values, or texts that can be read as such.
+
+        Returns:
+            A recipe that is called after the changes. What was published is about other runs, so
+            it is left out.
+
+        Raises:
+            ValueError: If there is no such field, or a value does not fit it.
+        """
+        values = {name: _values(self.task.config, name, texts) for name, texts in changes.items()}
+        combinations = [
+            dict(zip(values, x, strict=True)) for x in itertools.product(*values.values())
+        ]
+
+        def build(estimator: Any, seed: int) -> Iterator[Run]:
+            runs = list(self.build(estimator, seed))
+            changed = (dataclasses.replace(run, **x) for run in runs for x in combinations)
+            # once each: a recipe may have had several values of a field itself
+            yield from dict.fromkeys(changed)
+
+        several = tuple(
+            name
+            for name, x in values.items()
+            if len(x) > 1 and name not in (*self.panels, *self.rows)
+        )
+        texts = {name: ",".join(map(str, x)) for name, x in values.items()}
+        return dataclasses.replace(
+            self,
+            name=self.name + "".join(f"@{name}={text}" for name, text in texts.items()),
+            title=self.title + "".join(f", {name} = {text}" for name, text in texts.items()),
+            reproduces="",
+            build=build,
+            rows=(*self.rows, *several),
+            cost=None,
+            claims=(),
+            published={},
+        )
+
+
+_NOT_TO_CHANGE = ("estimator", "seed", "own_line")
+
+
+def _values(config: type[Run], name: str, texts: Sequence[Any]) -> list[Any]:
+    """Values for a field of a configuration, each once."""
+    types = typing.get_type_hints(config)
+    fields = [f.name for f in dataclasses.fields(config) if f.name not in _NOT_TO_CHANGE]
+    if name not in fields:
+        near = difflib.get_close_matches(name, fields, 1)
+        advice = f"did you mean {near[0]}?" if near else "choose one of these"
+        if name in _NOT_TO_CHANGE:
+            advice = f"choose each {name} of the recipe itself"
+        raise ValueError(
+            f"expected a field of {config.task} ({', '.join(fields)}), got {name!r}; {advice}"
+        )
+    if isinstance(texts, str) or not texts:
+        raise ValueError(f"expected a list of values for {name}, got {texts!r}")
+    return list(dict.fromkeys(_value(types[name], name, text) for text in texts))
+
+
+def _value(kind: Any, name: str, text: Any) -> Any:
+    """A value of a type, given as such or as text."""
+    if typing.get_origin(kind) is Literal:
+        options = typing.get_args(kind)
+        expected = " or ".join(map(str, options))
+        matching = [x for x in options if str(x) == str(text)]
+        if matching:
+            return matching[0]
+    elif isinstance(kind, UnionType):
+        if str(text).lower() == "none":
+            return None
+        return _value(next(x for x in typing.get_args(kind) if x is not type(None)), name, text)
+    elif kind is bool:
+        expected = "true or false"
+        if str(text).lower() in ("true", "false"):
+            return str(text).lower() == "true"
+    else:
+        expected = {int: "a whole number", float: "a number"}.get(kind, "a text")
+        try:
+            if not (kind is int and isinstance(text, float)):
+                return kind(text)
+        except (TypeError, ValueError):
+            pass
+    raise ValueError(f"expected {expected} as {name}, got {text!r}")

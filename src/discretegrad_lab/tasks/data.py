@@ -1,0 +1,353 @@
+"""Data sets: where they are looked for, how they are checked, read and fetched.
+
+A data directory holds one folder for each data set, with the files as their authors publish them.
+It is looked for in three places: an option, the environment variable ``DISCRETEGRAD_DATA``, the
+user's cache directory. A file counts only if its checksum is right, so it does not matter which of
+them it comes from.
+"""
+
+import csv
+import gzip
+import hashlib
+import http.client
+import math
+import os
+import secrets
+import struct
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+ENVIRONMENT = "DISCRETEGRAD_DATA"
+_AT_ONCE = 1 << 17
+_TIMEOUT = 30
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a file's name, the bytes that are there and all its bytes where that is known."""
+
+
+class DataError(ValueError):
+    """A data set cannot be used or fetched; the message says why and what to do."""
+
+
+class IdxFile(NamedTuple):
+    """A gzip file of unsigned bytes in the idx format of MNIST."""
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a folder of the data directory holds, and where the public has it from."""
+
+    name: str
+    files: tuple[IdxFile, ...]
+    sources: tuple[str, ...]
+    """Addresses of folders, tried in this order."""
+
+
+class Report(NamedTuple):
+    """What became of the search for a file."""
+
+    data_set: str
+    file: str
+    state: Literal["ok", "missing", "damaged"]
+    path: Path | None
+    """Where it is; None if it is missing."""
+    reason: str = ""
+    """Why it is damaged."""
+
+
+class Images(NamedTuple):
+    """Grey pixels from 0 to 255, one image in a row."""
+
+    train: Tensor
+    test: Tensor
+
+
+_SOURCES = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion-mnist": (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ),
+}
+
+
+def _data_sets() -> Iterator[DataSet]:
+    with Path(__file__).with_name("data_sets.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for name, sources in _SOURCES.items():
+        files = (
+            IdxFile(row["file"], tuple(map(int, row["shape"].split())), row["sha256"])
+            for row in rows
+            if row["data_set"] == name
+        )
+        yield DataSet(name, tuple(files), sources)
+
+
+DATA_SETS = {data_set.name: data_set for data_set in _data_sets()}
+
+
+def directories(option: Path | None = None) -> list[Path]:
+    """The data directories in the order of the search; they need not exist."""
+    places = [] if option is None else [Path(option).expanduser()]
+    if named := os.environ.get(ENVIRONMENT):
+        places.append(Path(named).expanduser())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # the standard of these variables says to ignore what is not absolute
+    home = cache if cache.is_absolute() else Path("~/.cache").expanduser()
+    places.append(home / "discretegrad")
+    return list(dict.fromkeys(places))
+
+
+def check(directory: Path | None = None) -> list[Report]:
+    """For every file of every data set whether it is there and whole.
+
+    Args:
+        directory: The first place to look at, before the environment variable and the cache.
+    """
+    return [
+        _search(data_set, file, directory)[0]
+        for data_set in DATA_SETS.values()
+        for file in data_set.files
+    ]
+
+
+def require(names: Sequence[str], directory: Path | None = None) -> None:
+    """Raise ``DataError`` unless every file of these data sets is there and whole."""
+    for name in names:
+        for file in _data_set(name).files:
+            _whole(DATA_SETS[name], file, directory)
+
+
+def load_mnist(directory: Path | None = None) -> Images:
+    """The images of MNIST, uint8: train (60000, 784), test (10000, 784).
+
+    Args:
+        directory: The first place to look at, before the environment variable and the cache.
+
+    Raises:
+        DataError: If a file is in none of the places, or damaged wherever it is.
+    """
+    data_set = DATA_SETS["mnist"]
+    train, test = (
+        _read(data_set, file, directory).flatten(1)
+        for file in data_set.files
+        if len(file.shape) == 3
+    )
+    return Images(train, test)
+
+
+def load_mnist_digits(directory: Path | None = None) -> Tensor:
+    """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
+    data_set = DATA_SETS["mnist"]
+    return _read(data_set, next(x for x in data_set.files if len(x.shape) == 1), directory)
+
+
+def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
+    """Download a data set from its public source; files that are there and whole are kept.
+
+    A file appears under its name only when it is complete and its checksum is right.
+
+    Args:
+        name: A name of ``DATA_SETS``.
+        directory: The data directory to put it in; by default the first one of the search.
+        progress: Called while a file arrives.
+
+    Returns:
+        The files that were downloaded.
+
+    Raises:
+        DataError: If a file came from none of its sources, or cannot be written.
+    """
+    data_set = _data_set(name)
+    folder = directories(directory)[0] / name
+    fetched = []
+    for file in data_set.files:
+        path = folder / file.name
+        if _state(path, file)[0] != "ok":
+            _fetch_file(data_set, file, path, progress)
+            fetched.append(path)
+    return fetched
+
+
+def read_idx(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
+    """The bytes of a compressed idx file as a uint8 tensor.
+
+    Args:
+        content: All of the compressed file.
+        shape: What it should hold.
+        name: What error messages call it.
+    """
+    try:
+        plain = gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(
+            f"expected {name} to be a whole gzip file, got one that cannot be unpacked: {error}"
+        ) from error
+    # two zeros, 8 for unsigned bytes, the number of axes; then each axis in 4 bytes
+    start = 4 + 4 * len(shape)
+    if plain[:4] != bytes((0, 0, 8, len(shape))):
+        raise DataError(
+            f"expected {name} to begin like an idx file of bytes with {len(shape)} axes, "
+            f"got {plain[:4].hex(' ')}"
+        )
+    sizes = struct.unpack(f">{len(shape)}I", plain[4:start].ljust(start - 4, b"\0"))
+    if sizes != shape:
+        raise DataError(f"expected {name} to hold {_by(shape)} bytes, got {_by(sizes)}")
+    if len(plain) != start + math.prod(shape):
+        raise DataError(
+            f"expected {math.prod(shape)} bytes after the header of {name}, "
+            f"got {len(plain) - start}"
+        )
+    return torch.frombuffer(bytearray(plain), dtype=torch.uint8, offset=start).view(shape)
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _state(path: Path, file: IdxFile) -> tuple[Literal["ok", "missing", "damaged"], str, bytes]:
+    """The state of a file, why it is damaged, and its content."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing", "", b""
+    except OSError as error:
+        return "damaged", f"cannot be read: {error.strerror}", b""
+    got = hashlib.sha256(content).hexdigest()
+    if got != file.sha256:
+        return "damaged", f"{len(content)} bytes with sha256 {got}, expected {file.sha256}", b""
+    return "ok", "", content
+
+
+def _search(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Report, bytes]:
+    """The first place with the file whole, else the first one with it damaged; its content."""
+    report = Report(data_set.name, file.name, "missing", None)
+    for place in directories(directory):
+        path = place / data_set.name / file.name
+        state, reason, content = _state(path, file)
+        if state == "ok" or (state == "damaged" and report.state == "missing"):
+            report = Report(data_set.name, file.name, state, path, reason)
+        if state == "ok":
+            return report, content
+    return report, b""
+
+
+def _data_set(name: str) -> DataSet:
+    if name not in DATA_SETS:
+        raise ValueError(f"expected a data set of {', '.join(DATA_SETS)}, got {name!r}")
+    return DATA_SETS[name]
+
+
+def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
+    path, content = _whole(data_set, file, directory)
+    return read_idx(content, file.shape, str(path))
+
+
+def _whole(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
+    """Where a file is and what is in it, if it is whole."""
+    report, content = _search(data_set, file, directory)
+    if report.state == "ok" and report.path is not None:
+        return report.path, content
+    searched = ", ".join(map(str, directories(directory)))
+    state = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
+    raise DataError(
+        f"expected {data_set.name}/{file.name} in one of the data directories {searched}, "
+        f"got {state}; run `discretegrad data fetch {data_set.name}`, or name the directory that "
+        f"has it in the environment variable {ENVIRONMENT}"
+    )
+
+
+class _SourceFailed(Exception):
+    """One source does not give the file; another one may."""
+
+
+def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress | None) -> None:
+    failures = []
+    for source in data_set.sources:
+        try:
+            with _open(source + file.name) as response:
+                _receive(response, file, path, progress)
+            return
+        except _SourceFailed as failure:
+            failures.append(f"{source + file.name}: {failure}")
+        except OSError as error:
+            raise DataError(
+                f"expected to write {path}, got: {error.strerror or error}; make room and see that "
+                f"you may write there, or choose another directory with {ENVIRONMENT}"
+            ) from error
+    raise DataError(
+        f"expected to download {data_set.name}/{file.name}, but no source gave it "
+        f"({'; '.join(failures)}); try again with a network, or copy the file to {path}"
+    )
+
+
+def _open(address: str) -> http.client.HTTPResponse:
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(address, timeout=_TIMEOUT)
+    except (OSError, http.client.HTTPException) as error:
+        raise _SourceFailed(_because(error)) from error
+    return response
+
+
+def _receive(
+    response: http.client.HTTPResponse, file: IdxFile, path: Path, progress: Progress | None
+) -> None:
+    """Put what comes at the path if it is what it should be; otherwise leave nothing."""
+    length = response.headers.get("Content-Length", "")
+    total = int(length) if length.isdigit() else None
+    digest, done = hashlib.sha256(), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own, so that two processes can fetch at once
+    part = path.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as target:
+            for piece in _pieces(response):
+                target.write(piece)
+                digest.update(piece)
+                done += len(piece)
+                if progress is not None:
+                    progress(file.name, done, total)
+            target.flush()
+            os.fsync(target.fileno())
+        if total is not None and done < total:
+            raise _SourceFailed(f"the connection ended after {done} of {total} bytes")
+        if digest.hexdigest() != file.sha256:
+            raise _SourceFailed(
+                f"wrong checksum, so what came was deleted (sha256 {digest.hexdigest()}, "
+                f"expected {file.sha256})"
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = response.read(_AT_ONCE)
+        except (OSError, http.client.HTTPException) as error:
+            raise _SourceFailed(_because(error)) from error
+        if not piece:
+            return
+        yield piece
+
+
+def _because(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP status {error.code}"
+    return str(getattr(error, "reason", "") or error or type(error).__name__)

@@ -1,0 +1,251 @@
+r"""The categorical VAE of the paper, on grey images.
+
+An encoder 784-512-256-MN gives the logits of M latent variables with N categories each, a decoder
+MN-256-512-784 the logits of the pixels. The loss of an image x is its negative ELBO with one
+sample z of q = softmax(logits) and the uniform prior,
+
+$$\mathrm{BCE}(\mathrm{decoder}(z), x) + \sum q \log q + M \log N .$$
+
+The pixels are grey values in [0, 1], so the cross entropy is no proper likelihood. The sampling is
+what an estimator has to differentiate; the second and third term have an ordinary gradient.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from ...stack.compilation import compiled, worth_compiling
+from ...stack.config import Run
+from ...stack.layers import generators, mlp
+from ...stack.model import Group, Model
+from ...stack.noise import Noise
+from ...stack.sampler import Sampler
+from ..data import Images, load_mnist
+from .config import TRAIN_IMAGES, Vae
+
+PIXELS = 784
+HIDDEN = (512, 256)
+TEST_EVERY = 10
+"""Epochs from one pass over the test images to the next."""
+
+# images that share a step of the random numbers outside of training
+_DRAWN = 200
+# several of those, since launching the kernels of a test takes longer than running them
+_TEST_BATCH = 5 * _DRAWN
+# images in a row of a picture
+_SHOWN = 12
+# the streams of random numbers besides the one of training
+_ORDER, _TEST, _PICTURES = 1, 2, 3
+
+
+class VaeModel(Model):
+    """All members' networks with the images.
+
+    Args:
+        runs: One for each member.
+        device: Where everything is.
+        data: The directory of the data sets, see ``discretegrad_lab.tasks.data``.
+        images: Others than those of the data set.
+    """
+
+    loss_names = ("train",)
+
+    def __init__(
+        self,
+        runs: Sequence[Vae],
+        device: torch.device,
+        data: Path | None = None,
+        *,
+        images: Images | None = None,
+    ) -> None:
+        super().__init__()
+        run = runs[0]
+        seeds = [member.seed for member in runs]
+        self._noise = Noise(seeds, device)
+        # of its own, so that nothing else changes what training draws
+        self._aside = Noise(seeds, device)
+        self._sampler = Sampler(runs, self._noise)
+        images = load_mnist(data) if images is None else images
+        if len(images.train) < run.batch:
+            raise ValueError(
+                f"expected a batch of at most the {len(images.train)} training images, "
+                f"got {run.batch}"
+            )
+        self._train, self._test = images.train.to(device), images.test.to(device)
+        self.steps_per_epoch = len(images.train) // run.batch
+        self._epochs, self._members = run.epochs, len(runs)
+        self._latents, self._categories = run.latents, run.categories
+
+        starts = generators(seeds)
+        encoder, decoder = _sizes(run)
+        self._encoder = mlp(starts, encoder).to(device)
+        self._decoder = mlp(starts, decoder).to(device)
+        parameters: dict[str, Tensor] = {
+            f"{name}.{part}": parameter
+            for name, network in (("encoder", self._encoder), ("decoder", self._decoder))
+            for part, parameter in network.named_parameters()
+        }
+        self.groups["model"] = Group.of_runs(parameters, runs)
+
+        # what is all memory traffic in a step
+        fuse = worth_compiling(device, self._members * run.batch * PIXELS)
+        self._take = compiled(_take) if fuse else _take
+        self._logits = compiled(_logits) if fuse else _logits
+        self._loss = compiled(_loss) if fuse else _loss
+
+        # which images a step takes; both stay where they are, so that a graph can read them
+        shape = (self._members, self.steps_per_epoch, run.batch)
+        self._order = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.counters = [self._noise.counter, self._step]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the images in each member's own new order, and start the random numbers.
+
+        Images that do not fill a batch are left out of the epoch.
+        """
+        self._aside.begin(epoch, _ORDER)
+        # stable: images with equal numbers are in one order on every device
+        order = self._aside.uniform(len(self._train)).argsort(dim=1, stable=True)
+        self._order.copy_(order[:, : self._order[0].numel()].view_as(self._order))
+        self._step.zero_()
+        self._noise.begin(epoch)
+
+    def losses(self) -> dict[str, Tensor]:
+        """The mean negative ELBO of the next batch."""
+        x = self._next_batch()
+        logits = self._logits(self._encoder, x, self._latents)
+        samples = self._sampler(logits)
+        self._noise.next_step()
+        return {"train": self._loss(self._decoder, samples, x, logits)}
+
+    @torch.no_grad()
+    def evaluate(self, epoch: int) -> dict[str, Tensor]:
+        """The mean negative ELBO of the test images, or NaN between the epochs that have it."""
+        total = torch.zeros(self._members, dtype=torch.float64, device=self._test.device)
+        if epoch % TEST_EVERY and epoch != self._epochs:
+            return {"test": total.fill_(torch.nan)}
+        self._aside.begin(epoch, _TEST)
+        for images in self._test.split(_TEST_BATCH):
+            x = _grey(images).expand(self._members, -1, -1)
+            logits = _logits(self._encoder, x, self._latents)
+            total += len(images) * _loss(self._decoder, self._draw(logits), x, logits)
+        return {"test": total / len(self._test)}
+
+    @torch.no_grad()
+    def reconstructions(self, member: int, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and the decoder's mean for one sample of each, in [0, 1].
+
+        Args:
+            member: Whose networks.
+            images: (images, 784), from 0 to 255.
+        """
+        self._aside.begin(0, _PICTURES)
+        x = _grey(images.to(self._train.device))
+        logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
+        means = _pixels(self._decoder, self._draw(logits))
+        return x, means[member].sigmoid()
+
+    def _next_batch(self) -> Tensor:
+        """(members, batch, 784); the step is counted on the device, where a graph can do it."""
+        index = self._order.index_select(1, self._step)
+        self._step.add_(1).remainder_(self.steps_per_epoch)
+        return self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        """Samples without a gradient; no estimator matters to their distribution."""
+        drawn = []
+        for part in logits.split(_DRAWN, dim=1):
+            drawn.append(self._aside.categories(part))
+            self._aside.next_step()
+        return one_hot(torch.cat(drawn, dim=1), self._categories).to(logits.dtype)
+
+
+def memory(run: Vae) -> int:
+    """An upper guess of the device memory that one more member takes."""
+    encoder, decoder = _sizes(run)
+    weights = sum((a + 1) * b for sizes in (encoder, decoder) for a, b in pairwise(sizes))
+    # parameters, gradients and two moments
+    model = 4 * 4 * weights
+    # a layer's result, its rectified form and a gradient; the pixels' and the latent ones
+    # pass through several more steps of the loss and of the estimator
+    activations = 4 * run.batch * (3 * 2 * sum(HIDDEN) + 8 * PIXELS + 16 * encoder[-1])
+    # where the loss of a test batch takes most; a graph keeps what training needs meanwhile
+    test = 4 * _TEST_BATCH * (3 * PIXELS + 6 * encoder[-1])
+    # the order of the images, with the random numbers and the copies that sorting takes
+    return model + activations + test + (8 + 32) * TRAIN_IMAGES[run.data]
+
+
+def draw_reconstructions(
+    runs: Sequence[Run],
+    load: Callable[[Run], Mapping[str, Tensor]],
+    data: Path | None = None,
+    images: Images | None = None,
+) -> list[tuple[str, Tensor]]:
+    """Test images, and what each model makes of one sample of their codes, see ``Picture``."""
+    images = load_mnist(data) if images is None else images
+    shown = images.test[:_SHOWN]
+    rows: list[tuple[str, Tensor]] = []
+    for run in runs:
+        assert isinstance(run, Vae)
+        model = VaeModel([run], torch.device("cpu"), images=images)
+        state = load(run)
+        with torch.no_grad():
+            for name, parameter in model.parameters.items():
+                parameter[0] = state[f"parameters/{name}"]
+        originals, means = model.reconstructions(0, shown)
+        if not rows:
+            rows.append(("original", originals.unflatten(-1, (28, 28))))
+        rows.append((run.line.label, means.unflatten(-1, (28, 28))))
+    return rows
+
+
+def _logits(encoder: nn.Module, x: Tensor, latents: int) -> Tensor:
+    """Of the latent variables, (members, batch, latents, categories)."""
+    logits: Tensor = encoder(x)
+    return logits.view(*logits.shape[:-1], latents, -1)
+
+
+def _pixels(decoder: nn.Module, z: Tensor) -> Tensor:
+    """The logits of the pixels, (members, batch, 784)."""
+    out: Tensor = decoder(z.flatten(-2))
+    return out
+
+
+def _loss(decoder: nn.Module, z: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+    return negative_elbo(_pixels(decoder, z), x, logits)
+
+
+def negative_elbo(out: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+    """The mean over the batch, (members,).
+
+    Args:
+        out: The decoder's logits of the pixels, (members, batch, pixels).
+        x: The pixels, in [0, 1].
+        logits: Of the latent variables, (members, batch, latents, categories).
+    """
+    latents, categories = logits.shape[-2:]
+    reconstruction = binary_cross_entropy_with_logits(out, x, reduction="none").sum((1, 2))
+    q = logits.softmax(-1)
+    # 1e-10 as in the released code
+    divergence = (q * (q + 1e-10).log()).sum((1, 2, 3))
+    return (reconstruction + divergence) / x.shape[1] + latents * math.log(categories)
+
+
+def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The widths of the encoder's and the decoder's layers, from input to output."""
+    encoder = (PIXELS, *HIDDEN, run.latents * run.categories)
+    return encoder, encoder[::-1]
+
+
+def _take(images: Tensor, index: Tensor) -> Tensor:
+    return _grey(images.index_select(0, index))
+
+
+def _grey(images: Tensor) -> Tensor:
+    return images.float() / 255

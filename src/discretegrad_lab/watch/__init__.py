@@ -1,0 +1,1 @@
+"""Listeners: what a user sees and keeps of training while it goes on."""

@@ -1,0 +1,89 @@
+"""Progress as a live board at the bottom of a terminal."""
+
+import time
+from typing import TextIO, cast
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..stack.config import Run
+from ..stack.lines import line
+from .pipe import Pipe
+from .tally import Means, Tally
+from .words import duration
+
+_REFRESH = 2
+"""Times a second that the board is drawn; more would take time from training."""
+
+
+class Board(Tally):
+    """A live board; a context manager.
+
+    Args:
+        console: The terminal.
+        budget: Seconds until training stops by itself.
+    """
+
+    def __init__(self, console: Console, budget: float | None = None) -> None:
+        super().__init__()
+        self._console = console
+        # rich would end the process when the reader goes away
+        console.file = cast(TextIO, Pipe(cast(TextIO, console.file)))
+        self._end = None if budget is None else time.monotonic() + budget
+        self._live = Live(
+            console=console,
+            get_renderable=self.picture,
+            refresh_per_second=_REFRESH,
+            transient=True,
+        )
+
+    def __enter__(self) -> "Board":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Write a line above the board."""
+        self._console.print(Text(text))
+
+    def run_damaged(self, run: Run, reason: str) -> None:
+        """Say why it is left alone."""
+        super().run_damaged(run, reason)
+        self.say(f"left alone: {reason}")
+
+    def picture(self) -> RenderableType:
+        """The board as it is now."""
+        if not self.stack:
+            return Text("looking at the stored runs and building the first stack")
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=self.share, width=30), Text(self.progress()))
+        parts: list[RenderableType] = [bar]
+        means = self.means
+        if means.values:
+            parts.append(_table(means))
+        if self._end is not None:
+            rest = max(self._end - time.monotonic(), 0.0)
+            parts.append(Text(f"the budget ends in {duration(rest)}", style="dim"))
+        return Group(*parts)
+
+
+def _table(means: Means) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    metrics = dict.fromkeys(name for values in means.values.values() for name in values)
+    table.add_column("")
+    for name in metrics:
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("")
+    for estimator, lost in means.diverged.items():
+        values = means.values.get(estimator, {})
+        table.add_row(
+            Text(line(estimator).label, style=line(estimator).colour),
+            *(f"{values[name]:.5g}" if name in values else "" for name in metrics),
+            Text(f"{lost} diverged" if lost else "", style="red"),
+        )
+    return table

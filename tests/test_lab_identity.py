@@ -1,0 +1,55 @@
+"""The identity of every stored run, frozen: a run that has another one is trained again."""
+
+import csv
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from discretegrad_lab.stack.noise import Noise, mixed
+from discretegrad_lab.tasks import recipe
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+# how many runs a recipe has, and a digest of their sorted identities
+FROZEN = {
+    "polynomial-curves": (105, "559a5107040da0ad"),
+    "polynomial-grids": (945, "deaefeaaa1bdc889"),
+    "polynomial-headline": (21, "9311edf3e08f0aa4"),
+    "polynomial-settings": (2430, "0083dba11e339abf"),
+    "polynomial-temperatures": (720, "a32668869c1ec1cf"),
+    "vae-10x30": (50, "cff5b0f79bcb01f7"),
+}
+
+
+def digest(identities):
+    return hashlib.sha256("\n".join(sorted(identities)).encode()).hexdigest()[:16]
+
+
+def stored(name):
+    with (RESULTS / name / "runs.csv").open() as file:
+        return [row["identity"] for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_stored_runs_keep_their_identities(name):
+    identities = [run.identity for run in recipe(name).runs()]
+    assert identities == stored(name)
+    assert (len(identities), digest(identities)) == FROZEN[name]
+
+
+def test_every_stored_recipe_is_frozen():
+    assert set(FROZEN) == {path.parent.name for path in RESULTS.glob("*/runs.csv")}
+
+
+def test_random_streams_of_stored_runs():
+    """The seeds of an epoch's streams, and the first numbers that torch's CPU generator makes."""
+    assert mixed(0) == 8147104208329303767
+    assert mixed(3, 7, 2) == 8135063238855650191
+    noise = Noise([0, 5], "cpu")
+    noise.begin(3, 1)
+    assert noise.uniform(2).tolist() == [
+        [0.33619624376296997, 0.024491429328918457],
+        [0.009055495262145996, 0.4291287660598755],
+    ]
+    assert noise.seeds().tolist() == [7585714915947931257, 2034266527641049237]

@@ -1,0 +1,305 @@
+"""What users add from outside the package: estimators, sweeps, tasks; and the page on it."""
+
+import dataclasses
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import discretegrad
+import discretegrad_lab
+from discretegrad_lab import LINES, Line, Recipe, Store, execute, load_recipes, tasks
+from discretegrad_lab.cli import app
+from discretegrad_lab.stack import config, lines
+from discretegrad_lab.tasks import base
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from lab_cases import make_stack
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending-the-lab.md").read_text()
+SMALL = {"latents": 6, "batch": 8, "steps_per_epoch": 5, "epochs": 2, "draws": 3}
+HALFWAY = re.search(r'```py title="halfway.py"\n(.*?)```', PAGE, re.DOTALL)[1]
+ROW = """
+import dataclasses
+import discretegrad
+
+
+def mine(logits, tau=1.0, *, given=None):
+    return discretegrad.straight_through(logits, 2 * tau, given=given)
+
+
+MINE = dataclasses.replace(discretegrad.get("straight_through"), name="mine", function=mine)
+"""
+
+
+def run(estimator, **fields):
+    return Polynomial(estimator=estimator, **(SMALL | fields))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder to work in; what a test makes known is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    for module, name in ((tasks, "_extra"), (base, "TASKS"), (lines, "_known")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    (tmp_path / "halfway.py").write_text(HALFWAY)
+    return tmp_path
+
+
+# estimators
+
+
+def test_an_estimator_of_a_user_trains_beside_reinmax(place):
+    runs = [run(Line("Halfway", "halfway.py:halfway")), run("reinmax"), run("st"), run("exact")]
+    assert [one.estimator for one in runs] == ["halfway", "reinmax", "st", "exact"]
+    stack = make_stack(runs)
+    for _ in range(2):
+        stack.advance()
+    found = {one.estimator: stack.state(n) for n, one in enumerate(stack.runs)}
+    # at temperature 1 it is straight-through
+    torch.testing.assert_close(
+        found["halfway"]["parameters/logits"], found["st"]["parameters/logits"]
+    )
+    alone = make_stack([run("reinmax")])
+    for _ in range(2):
+        alone.advance()
+    assert torch.equal(alone.state(0)["parameters/logits"], found["reinmax"]["parameters/logits"])
+
+
+def test_a_row_of_a_user_is_called_with_its_temperature(place):
+    (place / "row.py").write_text(ROW)
+    mine = Line("Mine", "row.py:MINE")
+    assert (mine.kind, mine.has_tau, mine.row) == ("sampler", True, "row.py:MINE")
+    stack = make_stack([run(mine, tau=0.5), run("st", tau=1.0)])
+    stack.advance()
+    states = stack.states()
+    torch.testing.assert_close(states[0]["parameters/logits"], states[1]["parameters/logits"])
+
+
+def test_an_edited_estimator_is_trained_again(place):
+    store = Store("runs")
+    runs = [run(Line("Halfway", "halfway.py:halfway")), run("reinmax")]
+    assert execute(runs, store).finished == tuple(runs)
+    again = [run(Line("Halfway", "halfway.py:halfway")), run("reinmax")]
+    assert execute(again, store).already == tuple(runs) == tuple(again)
+    (place / "halfway.py").write_text(HALFWAY.replace("/ 2", "/ 3"))
+    edited = run(Line("Halfway", "halfway.py:halfway"))
+    assert edited.identity != runs[0].identity
+    outcome = execute([edited, runs[1]], store)
+    assert (outcome.finished, outcome.already) == ((edited,), (runs[1],))
+    first, second = (store.load(one).state["parameters/logits"] for one in (runs[0], edited))
+    assert not torch.equal(first, second)
+    # the old one cannot be trained any more, but read
+    with pytest.raises(ValueError, match="got a file that has changed since"):
+        make_stack([pickle.loads(pickle.dumps(runs[0]))])
+    assert {one.identity for one in store.runs()} == {x.identity for x in (*runs, edited)}
+
+
+def test_the_place_of_a_file_does_not_matter(place):
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "halfway.py").write_text(HALFWAY)
+    here, there = (Line("Halfway", f"{p}halfway.py:halfway") for p in ("", "elsewhere/"))
+    assert run(here).identity == run(there).identity
+    assert here == there
+
+
+def test_lines_with_options_are_runs_of_their_own():
+    other = run(Line("GST-2.0", "gapped", gap=2.0))
+    assert other.document()["line"] == {"row": "gapped", "options": {"gap": 2.0}, "source": ""}
+    assert tasks.load_run(other.document()) == other
+    assert len({other.identity, run("gst-1.0").identity, run("gst-p").identity}) == 3
+    # a line of the paper is that line, however it was made
+    assert run(Line("GST-1.0", "gapped", gap=1.0)).identity == run("gst-1.0").identity
+    assert run(Line("ReinMax", discretegrad.get("reinmax"))) == run("reinmax")
+    assert dataclasses.replace(other, estimator="st") == run("st")
+
+
+def test_the_line_of_a_stored_run_is_known_again(place):
+    halfway = Line("Half the way", "halfway.py:halfway", key="halfway", colour="#123456")
+    document = run(halfway).document()
+    assert tasks.load_run(document).line is halfway
+    assert lines.line("halfway").label == "Half the way"
+    # another process does not know the file
+    lines._known.clear()
+    stored = tasks.load_run(document)
+    assert stored.identity == run(halfway).identity
+    assert lines.line("halfway").label == "halfway"
+    with pytest.raises(ValueError, match=r"expected the file of the estimator halfway.py:"):
+        make_stack([stored])
+
+
+def test_runs_of_users_travel_between_processes(place):
+    one = run(Line("Halfway", "halfway.py:halfway"))
+    code = "import pickle, sys; from lab_cases import make_stack; "
+    code += "s = make_stack([pickle.load(sys.stdin.buffer)]); print(s.advance()['loss'])"
+    paths = [str(Path(__file__).parent), str(Path(discretegrad_lab.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(one),
+        capture_output=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(paths), "HOME": str(place)},
+    )
+    assert done.stdout.decode().strip() == str(make_stack([one]).advance()["loss"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Line("Mine", "rainmax"), "expected an estimator of reinmax, .* got 'rainmax'"),
+        (lambda: Line("Mine", "nowhere.py:mine"), "expected a Python file, got .*nowhere.py"),
+        (lambda: Line("Mine", "halfway.py:mine"), "expected mine in halfway.py, got a file with"),
+        (lambda: Line("GST-1.0", "gapped", gap=3.0), "expected another key than 'gst-1.0'"),
+        (lambda: Line(" ", "reinmax"), "expected a label"),
+        (lambda: Line("Mine", lambda logits, tau, given: None), "top level of a file"),
+        (lambda: run("mine"), "expected an estimator of .*, or a Line, got 'mine'"),
+    ],
+)
+def test_wrong_lines(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_options_are_part_of_an_identity():
+    with pytest.raises(TypeError, match="expected numbers and texts as options of Mine"):
+        Line("Mine", "gapped", gap=torch.ones(1))
+
+
+def test_a_file_that_does_not_run_is_explained(place):
+    (place / "wrong.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=r"expected .*wrong.py to run, got ZeroDivisionError"):
+        Line("Wrong", "wrong.py:wrong")
+
+
+# recipes
+
+
+def tiny(**fields):
+    recipe = {
+        "name": "tiny",
+        "title": "Tiny",
+        "task": tasks.task("polynomial"),
+        "build": lambda estimator, seed: iter([run(estimator, seed=seed)]),
+        "seeds": (0, 1),
+        "estimators": ("st", Line("Halfway", "halfway.py:halfway")),
+        "metrics": ("expected_loss",),
+    }
+    return Recipe(**(recipe | fields))
+
+
+def test_two_lines_of_a_recipe_have_two_keys():
+    both = Line("Gap", "gapped", gap=2.0), Line("gap", "gapped", gap=3.0)
+    with pytest.raises(ValueError, match=r"expected a key of its own .* got gap twice"):
+        tiny(estimators=both)
+    # in a stack they are two lines all the same
+    runs = [run(line, seed=seed) for seed in (0, 1) for line in both]
+    assert [members for _, members in config.groups(config.in_order(runs))] == [
+        slice(0, 2), slice(2, 4)
+    ]  # fmt: skip
+
+
+def test_changes_are_all_combinations():
+    changed = tiny().changed({"tau": ["0.5", "1", "1.0"], "optimiser": ["radam"], "tf32": ["true"]})
+    assert changed.name == "tiny@tau=0.5,1.0@optimiser=radam@tf32=True"
+    assert {one.tau for one in changed.runs()} == {0.5, 1.0}
+    assert {(one.optimiser, one.tf32) for one in changed.runs()} == {("radam", True)}
+    assert len(changed.runs()) == 2 * 2 * 2
+    assert len(changed.runs(seeds=[7], estimators=["halfway"])) == 2
+    assert changed.rows == ("tau",)
+    more = tiny().changed({"clip_norm": ["none", "2"], "latents": ["4"], "power": [1.5, 3]})
+    assert {(one.clip_norm, one.power) for one in more.runs()} == {
+        (None, 1.5), (2.0, 1.5), (None, 3.0), (2.0, 3.0)
+    }  # fmt: skip
+    assert {type(one.power) for one in more.runs()} == {float}
+    search = tasks.recipe("polynomial-temperatures")
+    assert len(search.changed({"tau": [0.5, 2]}).runs()) == len(search.runs()) / 10 * 2
+    published = tasks.recipe("vae-10x30").changed({"latents": ["4"]})
+    assert not published.published
+    assert not published.claims
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tua": ["1"]}, r"expected a field of polynomial \(tau, .*got 'tua'; did you mean tau\?"),
+        ({"estimator": ["st"]}, "got 'estimator'; choose each estimator of the recipe itself"),
+        ({"tau": ["warm"]}, "expected a number as tau, got 'warm'"),
+        ({"epochs": ["1.5"]}, "expected a whole number as epochs, got '1.5'"),
+        ({"epochs": [1.5]}, "expected a whole number as epochs, got 1.5"),
+        ({"optimiser": ["sgd"]}, "expected adam or radam as optimiser, got 'sgd'"),
+        ({"tf32": ["maybe"]}, "expected true or false as tf32, got 'maybe'"),
+        ({"tau": []}, "expected a list of values for tau"),
+        ({"tau": "0.5"}, "expected a list of values for tau"),
+    ],
+)
+def test_wrong_changes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny().changed(changes)
+
+
+def test_a_value_that_no_run_can_have_is_refused_with_its_field():
+    with pytest.raises(ValueError, match=r"expected a positive number .* as tau, got -1.0"):
+        tiny().changed({"tau": ["-1"]}).runs()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "to define RECIPE, a discretegrad_lab.Recipe, .* got neither"),
+        ("RECIPE = 3", r"got \[3\]"),
+        ("import nothing_of_that_name", "got ModuleNotFoundError"),
+    ],
+)
+def test_files_without_a_recipe(place, text, message):
+    (place / "sweep.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipes(Path("sweep.py"))
+
+
+def test_a_recipe_has_a_name_of_its_own():
+    with pytest.raises(ValueError, match="expected a new name for a recipe, got 'vae-10x30'"):
+        tasks.add_recipe(tiny(name="vae-10x30"))
+
+
+def test_names_of_the_package():
+    for name in discretegrad_lab.__all__:
+        assert getattr(discretegrad_lab, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'Rnu'"):
+        _ = discretegrad_lab.Rnu
+    assert LINES["gst-p"].options == (("gap", "p"),)
+
+
+# the page
+
+
+def test_the_page_works_as_it_stands(place, capsys):
+    commands = []
+    for kind, title, text in re.findall(r'```(\w+)(?: title="(.*?)")?\n(.*?)```', PAGE, re.DOTALL):
+        if title:
+            Path(title).write_text(text)
+        elif kind == "py":
+            exec(compile(text, "page", "exec"), {})
+        else:
+            commands += text.splitlines()
+    printed = capsys.readouterr().out
+    assert "18 runs trained" in printed
+    assert "54 runs in halfway@tau=0.5,1.0,1.5" in printed
+    assert "report in results/halfway" in printed
+    report = Path("results/halfway/report.md").read_text()
+    assert "Halfway" in report
+    (classes,) = load_recipes(Path("my_task.py"))
+    store = Store("runs")
+    assert len(execute(classes.runs(), store).finished) == 9
+    rows = [store.metrics(one)[-1] for one in classes.runs()]
+    assert min(row["accuracy"] for row in rows) > 1 / 2
+    assert len(commands) == 5
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        done = CliRunner().invoke(app, arguments)
+        assert (program, done.exit_code) == ("discretegrad", 0), done.output
+    assert len(list(store.runs())) == 18 + 54 + 9 + 18

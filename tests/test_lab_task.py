@@ -1,0 +1,309 @@
+"""What a task may have: several groups and losses, schedules, clipping, buckets, an accuracy."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from discretegrad_lab import Group, Metric, Model, Noise, Run, Sampler, Schedule, Stack, Store
+from discretegrad_lab import execute as train
+from discretegrad_lab.stack.optimisers import Optimiser
+from discretegrad_lab.tasks import base
+from discretegrad_lab.tasks.base import Task
+
+FEATURES, CLASSES = 5, 3
+SIZES = (8, 12, 8, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Run):
+    """Guess a class from features by a sample, in batches of several sizes."""
+
+    task: ClassVar[str] = "toy"
+    epochs: int = 4
+    steps_per_epoch: int = len(SIZES)
+
+
+class ToyModel(Model):
+    """Weights that minimise the mistakes of samples, and a guess of the mistakes beside them."""
+
+    loss_names = ("mistakes", "surprise")
+    capture = "buckets"
+
+    def __init__(self, runs, device, data=None):
+        super().__init__()
+        self.steps_per_epoch = runs[0].steps_per_epoch
+        self._noise = Noise([run.seed for run in runs], device)
+        self._sampler = Sampler(runs, self._noise)
+        generators = [torch.Generator().manual_seed(run.seed) for run in runs]
+        starts = [torch.randn(FEATURES, CLASSES, generator=g) for g in generators]
+        self.weight = torch.stack(starts).to(device).requires_grad_()
+        self.guess = torch.zeros(len(runs), CLASSES, device=device).requires_grad_()
+        self.groups["model"] = Group.of_runs({"weight": self.weight}, runs)
+        self.groups["guess"] = Group.alike(
+            {"guess": self.guess}, range(len(runs)), 0.05, loss="surprise"
+        )
+        self.seen = torch.zeros(len(runs), device=device)
+        self.buffers["seen"] = self.seen
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.counters = [self.step]
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(max(SIZES), FEATURES, generator=generator).to(device)
+        self.label = (self.x[:, :CLASSES]).argmax(-1)
+        self.right = torch.nn.functional.one_hot(self.label, CLASSES).float()
+        self.batch = self.x
+
+    def begin_epoch(self, epoch):
+        self._noise.begin(epoch)
+        self.step.zero_()
+
+    def prepare(self, step):
+        self.batch = self.x[: SIZES[step % len(SIZES)]]
+        return len(self.batch)
+
+    def losses(self):
+        size = len(self.batch)
+        logits = self.batch @ self.weight
+        right = self.right[:size]
+        mistakes = 1 - (self._sampler(logits) * right).sum(-1)
+        surprise = (mistakes.detach() - self.guess @ right.T).square()
+        self._noise.next_step()
+        self.seen += size
+        self.step += 1
+        # the step is part of the loss, so that a graph which lost count would be seen
+        share = 1 + 0.1 * self.step
+        return {"mistakes": share * mistakes.mean(1), "surprise": surprise.mean(1)}
+
+    @torch.no_grad()
+    def evaluate(self, epoch):
+        chosen = (self.x @ self.weight).argmax(-1)
+        return {"accuracy": (chosen == self.label).float().mean(1)}
+
+
+TOY = Task(
+    config=Toy,
+    model=ToyModel,
+    metrics=(Metric("accuracy", "accuracy", 3, "up"), Metric("mistakes", "mistakes")),
+    memory=lambda run: 1000,
+)
+RUNS = [
+    Toy(estimator="reinmax", seed=1, learning_rate=0.1),
+    Toy(estimator="reinmax", seed=2, learning_rate=0.05, optimiser="radam", clip_norm=0.1),
+    Toy(estimator="st", seed=3, learning_rate=0.1, schedule="cosine", schedule_factor=0.1),
+    Toy(estimator="st", seed=4, learning_rate=0.1, schedule="linear", clip_norm=0.3),
+    Toy(estimator="stgs", seed=5, learning_rate=0.2, schedule="exponential", schedule_factor=0.01),
+    Toy(estimator="gr-mck", seed=6, learning_rate=0.1, schedule="step", schedule_factor=0.5),
+]
+UPDATES = RUNS[0].epochs * RUNS[0].steps_per_epoch
+
+
+def plain_schedule(optimiser, run):
+    """The one of torch."""
+    factor = run.schedule_factor
+    return {
+        "constant": lambda: lr_scheduler.ConstantLR(optimiser, 1.0),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(
+            optimiser, UPDATES, run.learning_rate * factor
+        ),
+        "linear": lambda: lr_scheduler.LinearLR(optimiser, 1.0, factor, UPDATES),
+        "exponential": lambda: lr_scheduler.ExponentialLR(optimiser, factor ** (1 / UPDATES)),
+        "step": lambda: lr_scheduler.StepLR(
+            optimiser, run.schedule_every * run.steps_per_epoch, factor
+        ),
+    }[run.schedule]()
+
+
+def trained_by_torch(run):
+    """A member alone, by torch's own optimisers, schedules and clipping."""
+    model = ToyModel([run], torch.device("cpu"))
+    kind = {"adam": torch.optim.Adam, "radam": torch.optim.RAdam}[run.optimiser]
+    optimiser = kind([model.weight], run.learning_rate)
+    schedule = plain_schedule(optimiser, run)
+    guesses = torch.optim.Adam([model.guess], 0.05)
+    for epoch in range(run.epochs):
+        model.begin_epoch(epoch)
+        for step in range(run.steps_per_epoch):
+            model.prepare(step)
+            losses = model.losses()
+            optimiser.zero_grad()
+            guesses.zero_grad()
+            losses["mistakes"].sum().backward()
+            losses["surprise"].sum().backward()
+            if run.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([model.weight], run.clip_norm)
+            optimiser.step()
+            guesses.step()
+            schedule.step()
+    return model
+
+
+def test_members_are_updated_as_torch_would():
+    stack = Stack(ToyModel, RUNS)
+    rows = [stack.advance() for _ in range(stack.epochs)]
+    assert set(rows[0]) == {"mistakes", "surprise", "accuracy"}
+    for member, run in enumerate(stack.runs):
+        alone = trained_by_torch(run)
+        state = stack.state(member)
+        close = {"rtol": 1e-5, "atol": 1e-6, "msg": run.schedule}
+        torch.testing.assert_close(state["parameters/weight"], alone.weight[0].detach(), **close)
+        torch.testing.assert_close(
+            state["guess/parameters/guess"], alone.guess[0].detach(), **close
+        )
+        assert rows[-1]["accuracy"][member] == pytest.approx(alone.evaluate(4)["accuracy"].item())
+        # so that what is compared matters
+        changed = [
+            trained_by_torch(replace(run, **other)).weight
+            for other in ({"schedule": "constant"}, {"clip_norm": None})
+        ]
+        differs = [not torch.allclose(x[0], alone.weight[0]) for x in changed]
+        assert differs == [run.schedule != "constant", run.clip_norm is not None]
+
+
+def test_a_stack_with_all_of_it_goes_on_where_it_was(tmp_path):
+    whole, half, again = (Stack(ToyModel, RUNS) for _ in range(3))
+    rows = [whole.advance() for _ in range(4)]
+    for _ in range(2):
+        half.advance()
+    for member, state in enumerate(half.states()):
+        again.load_state(member, state)
+    again.epoch = 2
+    assert [again.advance(), again.advance()] == rows[2:]
+    assert whole.state(0)["buffers/seen"] == 4 * sum(SIZES)
+    for member in range(len(RUNS)):
+        for name, x in whole.state(member).items():
+            assert torch.equal(again.state(member)[name], x), name
+    other = dict(half.state(0))
+    other["guess/parameters/other"] = other.pop("guess/parameters/guess")
+    before = again.state(1)
+    with pytest.raises(ValueError, match=r"differs in guess/parameters/guess, .*/other; load"):
+        again.load_state(1, other)
+    assert all(torch.equal(x, before[name]) for name, x in again.state(1).items())
+
+
+@pytest.mark.parametrize("capture", ["buckets", "none"])
+def test_steps_of_one_shape_share_a_graph(capture, monkeypatch):
+    """With graphs that run the step they were captured from."""
+    captured = []
+
+    class Bucketed(ToyModel):
+        pass
+
+    def fake(self):
+        batch = self.model.batch
+        for _ in range(3):
+            self._train()
+        captured.append(len(batch))
+
+        def replay():
+            self.model.batch = batch
+            self._train()
+
+        return SimpleNamespace(replay=replay)
+
+    Bucketed.capture = capture
+    # no numbers of a generator, which is no counter
+    runs = [Toy(estimator="st", seed=seed, learning_rate=0.1) for seed in (1, 2)]
+    monkeypatch.setattr(Sampler, "__call__", lambda self, logits: logits.softmax(-1))
+    monkeypatch.setattr(Stack, "_captured", fake)
+    eager, graphs = Stack(Bucketed, runs, graph=False), Stack(Bucketed, runs, graph=True)
+    assert [eager.advance() for _ in range(3)] == [graphs.advance() for _ in range(3)]
+    assert captured == (sorted(set(SIZES), key=SIZES.index) if capture == "buckets" else [])
+    for name, x in eager.state(1).items():
+        assert torch.equal(graphs.state(1)[name], x), name
+
+
+def test_a_loss_that_is_not_finite_stops_a_member():
+    stack = Stack(ToyModel, RUNS)
+    losses = stack.model.losses
+
+    def broken():
+        found = losses()
+        return {**found, "surprise": found["surprise"] / torch.tensor([1.0, 0.0, 1, 1, 1, 1])}
+
+    stack.model.losses = broken
+    before = stack.state(1)
+    row = stack.advance()
+    assert stack.diverged.tolist() == [-1, 1, -1, -1, -1, -1]
+    assert all(values[1] != values[1] for values in row.values())
+    for name in ("parameters/weight", "guess/parameters/guess"):
+        assert torch.equal(stack.state(1)[name], before[name])
+
+
+def test_a_group_of_an_unknown_loss_is_refused():
+    class Wrong(ToyModel):
+        loss_names = ("mistakes",)
+
+    with pytest.raises(ValueError, match="expected a loss of mistakes for the parameters guess"):
+        Stack(Wrong, RUNS)
+
+
+def test_it_is_stored_and_read_like_any_other(tmp_path):
+    store = Store(tmp_path)
+    outcome = train(RUNS, store)
+    assert outcome.finished == tuple(RUNS)
+    assert set(store.runs()) == set(RUNS)
+    assert store.metrics(RUNS[0])[-1].keys() == {"epoch", "mistakes", "surprise", "accuracy"}
+    assert TOY.metric("accuracy").direction == "up"
+
+
+def test_a_task_has_a_name_of_its_own(monkeypatch):
+    monkeypatch.setattr(base, "TASKS", dict(base.TASKS))
+    other = type("Other", (Toy,), {"__module__": "elsewhere"})
+    with pytest.raises(ValueError, match="expected a new name for a task, got 'toy'"):
+        Task(config=other, model=ToyModel, metrics=(), memory=lambda run: 1)
+
+
+# schedules and clipping by themselves
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.schedule} {run.clip_norm}")
+def test_factors_are_those_of_torch(run):
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], run.learning_rate)
+    schedule = plain_schedule(optimiser, run)
+    rates = []
+    for _ in range(UPDATES):
+        rates.append(schedule.get_last_lr()[0] / run.learning_rate)
+        optimiser.step()
+        schedule.step()
+    assert run.rate_schedule.factors(UPDATES) == pytest.approx(rates, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "sine"}, "expected a schedule of constant, cosine, .* got 'sine'"),
+        ({"kind": "cosine", "factor": -0.1}, "that is not negative, got -0.1"),
+        ({"kind": "exponential", "factor": 0.0}, "that is positive, got 0.0"),
+        ({"kind": "step", "factor": 0.5, "every": 0}, "positive number of updates, got 0"),
+    ],
+)
+def test_wrong_schedules(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**fields)
+
+
+def test_after_its_last_update_a_schedule_stays():
+    p = torch.zeros(1, 1)
+    optimiser = Optimiser({"p": p}, ["adam"], [1.0], schedules=[[1.0, 0.5]])
+    steps = []
+    for _ in range(4):
+        before = p.clone()
+        optimiser.step({"p": torch.ones(1, 1)}, torch.tensor([True]))
+        steps.append((before - p).item())
+    assert steps == pytest.approx([1.0, 0.5, 0.5, 0.5], rel=1e-5)
+
+
+def test_runs_without_schedule_and_clipping_keep_their_identity():
+    plain = Toy(estimator="st")
+    assert not {"schedule", "clip_norm", "line"} & set(plain.document())
+    others = [replace(plain, schedule="cosine"), replace(plain, clip_norm=1.0)]
+    assert len({run.identity for run in (plain, *others)}) == 3
+    # they can be members of one stack all the same
+    assert len({run.stack_key for run in (plain, *others)}) == 1
+    with pytest.raises(ValueError, match="as clip_norm, got 0"):
+        replace(plain, clip_norm=0.0)
+    with pytest.raises(ValueError, match="expected a schedule of constant"):
+        replace(plain, schedule="cosinus")

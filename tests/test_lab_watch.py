@@ -1,0 +1,378 @@
+"""What listeners show and keep of training: boards, lines, JSON and event files."""
+
+import errno
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from discretegrad_lab.runs.store import Store
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.watch import board, tally
+from discretegrad_lab.watch.board import Board
+from discretegrad_lab.watch.json_lines import JsonLines
+from discretegrad_lab.watch.lines import Lines
+from discretegrad_lab.watch.tally import Tally
+from discretegrad_lab.watch.tensorboard import EventFiles
+from discretegrad_lab.watch.together import Together
+from discretegrad_lab.watch.words import duration, size
+from lab_tiny import tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+# readers that go away
+
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads; counts who tries."""
+
+    tries = 0
+
+    def write(self, text):
+        self.tries += 1
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+SHOWN = {
+    "json": JsonLines,
+    "lines": lambda file: Lines(file, every=0.0),
+    "board": lambda file: Board(Console(file=file, force_terminal=True)),
+}
+
+
+@pytest.mark.parametrize("make", SHOWN.values(), ids=SHOWN)
+def test_a_closed_pipe_is_met_once_and_training_goes_on(make):
+    file = Closed()
+    runs = (tiny("st", 0),)
+    with make(file) as shown:
+        shown.planned([], runs)
+        shown.stack_started(runs, 0, 2, 2)
+        for epoch in (1, 2):
+            shown.epoch_done(epoch, {"loss": [1.0]}, 1.0)
+        shown.stack_finished(runs, 2)
+    assert file.tries == 1
+
+
+def test_a_pipe_that_breaks_when_it_is_flushed():
+    reader, writer = os.pipe()
+    with open(writer, "w") as file:
+        shown = JsonLines(file)
+        shown.event("read")
+        assert json.loads(os.read(reader, 1000)) == {"event": "read"}
+        os.close(reader)
+        shown.event("not read")
+        shown.event("not written")
+        # as Python does at exit
+        file.flush()
+
+
+COMMAND = """
+import sys
+from discretegrad_lab import tasks
+from discretegrad_lab.__main__ import main
+from lab_tiny import TINY
+
+tasks.add_recipe(TINY)
+command = ["run", "tiny", "--seeds", "2", "--estimators", "st", "--device", "cpu"]
+sys.argv = ["discretegrad", *command, *sys.argv[1:]]
+main()
+"""
+READERS = {
+    "--json | head": (["--json"], {}, subprocess.PIPE),
+    "2>&1 | head": ([], {}, subprocess.STDOUT),
+    "board 2>&1 | head": ([], {"FORCE_COLOR": "1", "TERM": "xterm"}, subprocess.STDOUT),
+}
+
+
+@pytest.mark.parametrize(("options", "environ", "stderr"), READERS.values(), ids=READERS)
+def test_a_command_whose_reader_goes_away_saves_and_ends_well(tmp_path, options, environ, stderr):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMMAND, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **environ},
+        stdout=writer,
+        stderr=stderr,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr or b"") == (0, b"")
+    store = Store(tmp_path / "runs")
+    assert [store.status(run).state for run in store.runs()] == ["finished"] * 2
+
+
+# the board of a large stack
+
+
+def test_a_redraw_hashes_no_run(monkeypatch):
+    shown = Board(Console(file=io.StringIO(), force_terminal=True, width=100))
+    runs = tuple(tiny("st", seed) for seed in range(3))
+    shown.planned([], runs)
+    shown.stack_started(runs, 0, 2, 2)
+    shown.epoch_done(1, {"loss": [1.0] * 3}, 1.0)
+    hashed = []
+    monkeypatch.setattr(Polynomial, "__hash__", lambda run: hashed.append(run) or 0)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(shown.picture())
+    assert "3 members at epoch 1 of 2, 6 run-steps/s" in console.file.getvalue()
+    assert hashed == []
+
+
+def test_what_a_redraw_goes_through_does_not_change():
+    tally = Tally()
+    tally.stack_started((tiny("st", 0),), 0, 2, 2)
+    tally.epoch_done(1, {"loss": [1.0]}, 1.0)
+    means = tally.means
+    tally.epoch_done(2, {"loss": [2.0], "test": [3.0]}, 1.0)
+    assert means == ({"st": {"loss": 1.0}}, {"st": 0})
+    assert tally.means == ({"st": {"loss": 2.0, "test": 3.0}}, {"st": 0})
+
+
+def test_a_redraw_while_training_goes_on():
+    """A thread draws as fast as it can, while stacks start and their metrics come and go."""
+    shown = Board(Console(file=io.StringIO(), force_terminal=True))
+    stacks = [tuple(tiny(name, seed) for seed in range(30)) for name in ("st", "reinmax")]
+    failed, drawn, over = [], [], threading.Event()
+
+    def draw():
+        try:
+            while not over.is_set():
+                drawn.append(shown.picture())
+        except Exception as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    try:
+        for number in range(100):
+            stack = stacks[number % 2]
+            shown.stack_started(stack, 0, 20, 2)
+            for epoch in range(20):
+                shown.epoch_done(epoch, {f"metric {epoch}": [1.0] * 30}, 1.0)
+    finally:
+        over.set()
+        drawing.join()
+        sys.setswitchinterval(interval)
+    assert failed == []
+    assert drawn
+
+
+def quiet_board(**options):
+    return Board(Console(file=io.StringIO(), force_terminal=True, width=120), **options)
+
+
+def rendered(shown):
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(shown.picture())
+    return capture.get()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until its ``now`` is set."""
+    clock = SimpleNamespace(now=1000.0)
+    clock.monotonic = lambda: clock.now
+    for module in (board, tally):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_board_shows_members_speed_time_left_and_losses(clock):
+    shown = quiet_board(budget=100.0)
+    runs = (tiny("reinmax", 0), tiny("st", 0), tiny("st", 1))
+    others = (tiny("exact", 0), tiny("exact", 1))
+    shown.planned([], [*runs, *others])
+    assert "looking at the stored runs" in rendered(shown)
+    shown.stack_started(runs, 0, 2, 50)
+    clock.now += 3
+    shown.epoch_done(1, {"train": [1.0, 2.0, math.nan], "test": [math.nan] * 3}, 3.0)
+    text = rendered(shown)
+    # 3 of 10 epochs took 3 s
+    assert "30%, 0 of 5 runs done, 3 members at epoch 1 of 2, 50 run-steps/s, 7.0 s left" in text
+    assert "the budget ends in 1 min 37 s" in text
+    titles = [line.split() for line in text.splitlines()]
+    assert ["ReinMax", "1"] in titles
+    assert ["ST", "2", "1", "diverged"] in titles
+    shown.epoch_done(2, {"train": [0.5, 1.5, math.nan], "test": [7.0, 8.0, math.nan]}, 3.0)
+    assert ["ReinMax", "0.5", "7"] in [line.split() for line in rendered(shown).splitlines()]
+    shown.stack_finished(runs, 2)
+    assert "60%, 3 of 5 runs done" in rendered(shown)
+
+
+def side_by_side(listener, clock):
+    """Two stacks of one run, as a cluster tells of them: one second an epoch, 10 steps each."""
+    stacks = [(tiny("reinmax", 0, epochs=4),), (tiny("st", 0, epochs=4),)]
+    listener.planned([], [run for stack in stacks for run in stack])
+    for stack in stacks:
+        listener.stack_started(stack, 0, 4, 10)
+    for epoch in (1, 2):
+        clock.now += 1
+        for number, stack in enumerate(stacks):
+            listener.stack_again(stack, epoch - 1, 4, 10)
+            listener.epoch_done(epoch, {"loss": [10.0 * number + epoch]}, 1.0)
+    return stacks
+
+
+def test_stacks_side_by_side_have_one_speed_and_their_own_losses(clock):
+    tally = Tally()
+    stacks = side_by_side(tally, clock)
+    assert tally.run_steps_per_second == pytest.approx(20.0)
+    assert tally.seconds_left == pytest.approx(2.0)
+    assert tally.means.values == {"st": {"loss": 12.0}}
+    tally.stack_again(stacks[0], 2, 4, 10)
+    assert tally.means.values == {"reinmax": {"loss": 2.0}}
+    assert (tally.share, tally.runs) == (0.5, 2)
+
+
+def test_epochs_that_are_told_of_at_once_were_not_trained_at_once(clock):
+    tally = Tally()
+    tally.stack_started((tiny("st", 0, epochs=9),), 0, 9, 10)
+    for epoch in range(1, 5):
+        tally.epoch_done(epoch, {"loss": [1.0]}, 1.0)
+    assert tally.run_steps_per_second == pytest.approx(10.0)
+
+
+def test_json_numbers_stacks_side_by_side(clock, capsys):
+    side_by_side(Together(JsonLines(sys.stdout), Tally()), clock)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(one["event"], one["stack"], one.get("epoch")) for one in events[1:]]
+    started = [("stack_started", 1, 0), ("stack_started", 2, 0)]
+    assert found == started + [("epoch_done", n, e) for e in (1, 2) for n in (1, 2)]
+
+
+def test_tally_leaves_out_what_was_done_before_or_is_lost():
+    tally = Tally()
+    runs = tuple(tiny("st", seed, epochs=10) for seed in range(3))
+    tally.planned([], runs)
+    assert (tally.runs, tally.left) == (3, 30)
+    tally.run_elsewhere(runs[2])
+    assert (tally.runs, tally.left) == (2, 20)
+    tally.stack_started(runs, 8, 10, 5)
+    assert (tally.runs, tally.left) == (3, 6)
+    tally.run_damaged(runs[0], "broken")
+    assert (tally.runs, tally.left) == (2, 4)
+
+
+def test_board_says_what_is_left_alone(capsys):
+    with Board(Console(force_terminal=True, width=100)) as shown:
+        shown.run_damaged(tiny("st", 0), "expected [this], got none")
+    assert "left alone: expected [this], got none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3725, "1 h 2 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (999_499, "999 kB"),
+        # these round up to the next unit
+        (999_600, "1 MB"),
+        (36.7e6, "36.7 MB"),
+        (999_500_000, "1.0 GB"),
+        (999_600_000_000, "999.6 GB"),
+    ],
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+def test_json_has_no_word_for_nan(capsys):
+    JsonLines(sys.stdout).epoch_done(1, {"loss": [1.0, math.nan, math.inf]}, 1.0)
+    assert json.loads(capsys.readouterr().out)["metrics"]["loss"] == [1.0, None, None]
+
+
+# event files
+
+
+def test_event_files_in_an_impossible_place(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    long = tmp_path / ("x" * 300)
+    reasons = {file: "File exists", file / "events": "Not a directory", long: "File name too long"}
+    for place, reason in reasons.items():
+        expected = f"expected to write TensorBoard files in .*, got: {reason}; choose another"
+        with pytest.raises(ValueError, match=expected):
+            EventFiles(place)
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.read_text() == "mine"
+
+
+def test_event_files_in_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    # a read-only file system, say: the superuser gets past permissions
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ValueError, match=r"got: Read-only file system; .* --tensorboard"):
+        EventFiles(tmp_path)
+
+
+def test_event_files_that_are_refused_later_leave_a_reason(tmp_path):
+    files = EventFiles(tmp_path / "new" / "events")
+    assert list((tmp_path / "new" / "events").iterdir()) == []
+    (tmp_path / "new" / "events" / "polynomial").write_text("a file")
+    run = tiny("st", 0)
+    files.stack_started((run,), 0, 2, 2)
+    for epoch in (1, 2):
+        files.epoch_done(epoch, {"loss": [1.0]}, 1.0)
+        files.write()
+        assert files.problem == (
+            f"expected to write TensorBoard files in {tmp_path / 'new/events'}, got: Not a "
+            "directory; the runs themselves are not touched by this"
+        )
+
+
+def scalars(path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(path))
+    events.Reload()
+    return {
+        tag: [(one.step, one.value) for one in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
+    run = tiny("st", 0, epochs=9)
+    for epoch, values in ((0, (5.0, 4.0)), (1, (3.0, math.nan, 2.0))):
+        files = EventFiles(tmp_path / "events")
+        files.stack_started((run,), epoch, 9, 10)
+        for number, value in enumerate(values, epoch + 1):
+            files.epoch_done(number, {"loss": [value]}, 1.0)
+        files.stack_finished((run,), 0)
+    assert files.problem == ""
+    assert scalars(files.path(run).parent) == {"loss": [(10, 5.0), (20, 3.0), (40, 2.0)]}
+
+
+def test_tensorboard_tells_stacks_side_by_side_apart(tmp_path, clock):
+    files = EventFiles(tmp_path / "events")
+    stacks = side_by_side(Together(files), clock)
+    files.write()
+    for number, (run,) in enumerate(stacks):
+        expected = [(10, 10.0 * number + 1), (20, 10.0 * number + 2)]
+        assert scalars(files.path(run).parent) == {"loss": expected}
