@@ -32,7 +32,7 @@ from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import Cost
-from discretegrad_lab.watch import lines as plain_lines
+from discretegrad_lab.watch import log
 from discretegrad_lab.watch.words import size
 from lab_tiny import ESTIMATORS, TINY, tiny
 
@@ -249,7 +249,7 @@ def test_seeds_and_estimators_are_selected(here):
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr(plain_lines, "_EVERY", 0.0)
+    monkeypatch.setattr(log, "_EVERY", 0.0)
     result = train()
     assert "\x1b" not in result.stderr
     said = result.stderr.splitlines()

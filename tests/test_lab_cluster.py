@@ -388,22 +388,16 @@ def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
     def init(address, **_):
         raise ConnectionError(f"nothing\n  at {address}.")
 
-    monkeypatch.setattr(ray, "init", init)
+    def locked(*_, **__):
+        raise ConnectionError("failed") from ray.exceptions.AuthenticationError("no token")
+
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
     with pytest.raises(connection.ClusterError, match=r"on this machine, got: nothing at local; "):
         cluster.execute([RUN], tmp_path)
     with pytest.raises(connection.ClusterError, match=r"address auto, got: nothing at auto; start"):
         cluster.execute([RUN], tmp_path, address="auto")
-
-
-def test_a_cluster_that_wants_a_token_is_explained(monkeypatch, tmp_path):
-    ray = pytest.importorskip("ray")
-
-    def init(*_, **__):
-        raise ConnectionError("failed") from ray.exceptions.AuthenticationError("no token")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", locked)
     with pytest.raises(connection.ClusterError, match="asks for a token; set RAY_AUTH_MODE=token"):
         cluster.execute([RUN], tmp_path, address="auto")
 

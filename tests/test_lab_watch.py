@@ -20,7 +20,7 @@ from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.watch import board, tally
 from discretegrad_lab.watch.board import Board
 from discretegrad_lab.watch.json_lines import JsonLines
-from discretegrad_lab.watch.lines import Lines
+from discretegrad_lab.watch.log import Log
 from discretegrad_lab.watch.tally import Tally
 from discretegrad_lab.watch.tensorboard import EventFiles
 from discretegrad_lab.watch.together import Together
@@ -45,7 +45,7 @@ class Closed(io.StringIO):
 
 SHOWN = {
     "json": JsonLines,
-    "lines": lambda file: Lines(file, every=0.0),
+    "lines": lambda file: Log(file, every=0.0),
     "board": lambda file: Board(Console(file=file, force_terminal=True)),
 }
 

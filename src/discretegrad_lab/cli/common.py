@@ -69,7 +69,7 @@ def command(group: typer.Typer, name: str, *lines: str) -> Callable[[_Function],
 
 
 RECIPE = "A name that `discretegrad list` shows, or a Python file that defines RECIPE or RECIPES."
-Recipes = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE]...", help=RECIPE)]
+Recipes = Annotated[list[str] | None, typer.Argument(metavar="RECIPE", help=RECIPE)]
 Seeds = Annotated[
     str | None,
     typer.Option(

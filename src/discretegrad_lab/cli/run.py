@@ -217,13 +217,13 @@ def _shown(
     from rich.console import Console
 
     from ..watch.board import Board
-    from ..watch.lines import Lines
+    from ..watch.log import Log
 
     if quiet:
         yield []
         return
     console = Console(stderr=True)
-    board = Board(console, wanted.options["budget"]) if console.is_terminal else Lines(sys.stderr)
+    board = Board(console, wanted.options["budget"]) if console.is_terminal else Log(sys.stderr)
     with events or board as listener:
         yield [listener]
 

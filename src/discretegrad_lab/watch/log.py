@@ -14,7 +14,7 @@ _EVERY = 15.0
 """Seconds between two lines."""
 
 
-class Lines(Tally):
+class Log(Tally):
     """A plain line now and then, for log files and pipes.
 
     Args:
@@ -28,7 +28,7 @@ class Lines(Tally):
         self._said = -math.inf
         """When the latest line about epochs was written."""
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
