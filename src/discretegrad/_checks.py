@@ -246,9 +246,9 @@ def warn_of_small_tau(name: str, tau: float, least: float) -> None:
     """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
     if isinstance(tau, (int, float)) and 0 < tau < least and _mode != "never" and not compiling():
         warnings.warn(
-            f"{name}: tau={tau:g} is unusual. Here tau tempers the gradient only, never the draw: "
-            f"a small one makes the gradient vanish or explode instead of reducing its bias, as it "
-            f"would for gumbel_softmax. Start with tau=1, and tune it between 0.7 and 2.",
+            f"{name}: tau={tau:g} is unusual. A small tau makes gumbel_softmax less biased, but "
+            f"not {name}: here it tempers the gradient only, which is exact for the simplest f at "
+            f"tau=1. Start with tau=1, and tune it between 0.7 and 2.",
             stacklevel=5,
         )
 
