@@ -26,6 +26,24 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
+def fixed_draws(monkeypatch):
+    """Random numbers that depend on the shape only: the same in every transform and device."""
+
+    def rand(*shape, dtype=torch.float32, device=None, generator=None):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
+        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
+
+    def randint(high, shape, device=None, generator=None):
+        place = torch.arange(math.prod(shape), device=device)
+        return (place * 2654435761 % high).reshape(shape)
+
+    # when torch first looks up a function, it lists all of them: these must not be in the list
+    torch._dynamo.trace_rules.lookup(torch.rand)
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(torch, "randint", randint)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One joint sample of independent variables and a function of it, with a parameter."""

@@ -8,7 +8,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
+import score_oracles
+from cases import each
 from discretegrad import (
     ESTIMATORS,
     ControlNetwork,
@@ -29,36 +31,25 @@ from discretegrad import (
     Rodeo,
     exact_expectation,
     expectation,
-    reinmax,
     rodeo,
 )
 from discretegrad.expectation import make_object
 from discretegrad.families import FAMILIES
+from discretegrad.testing import assert_close, normal, seeded
 
 INF, NAN = math.inf, math.nan
-# for one formula computed along two paths
-TOLERANCES = {
-    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
-    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
-}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
+fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 
 def joint_control(axes: int) -> Callable[[Tensor], Tensor]:
     """A control variate of joint samples that take up the last ``axes`` axes."""
+    return lambda z: sums_over(z.mul(0.7).tanh(), axes)
 
-    def control(z: Tensor) -> Tensor:
-        return z.mul(0.7).tanh().sum(tuple(range(-axes, 0))) if axes else z.mul(0.7).tanh()
 
-    return control
+def sums_over(x: Tensor, axes: int) -> Tensor:
+    return x.sum(tuple(range(-axes, 0))) if axes else x
 
 
 def stein_control(x: Tensor) -> Tensor:
@@ -66,13 +57,12 @@ def stein_control(x: Tensor) -> Tensor:
     return (x * 0.3).tanh() + x.flip(-1) * 0.1
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """Options under which a row is tested, and its cost where they change it."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     # evaluations and slopes per sample, and the same whatever the number of samples
-    cost: Mapping[str, int] = field(default_factory=dict)
+    cost: Mapping[str, int] = {}
 
 
 # a row that is not listed has no options
@@ -142,20 +132,15 @@ class Case:
     def cost(self, what: str) -> int:
         return self.variant.cost.get(what, getattr(self.row, what))
 
-    def options(self, problem: "Problem") -> dict[str, Any]:
-        options = dict(self.variant.options)
+    def run(self, problem: "Problem", f=None, logits=None, estimator=None, **arguments) -> Tensor:
+        options = {"num_samples": self.count, "family": self.family, **self.variant.options}
         if options.get("control") is joint_control:
             options["control"] = joint_control(len(problem.consumed))
-        return options
-
-    def run(self, problem: "Problem", f=None, logits=None, estimator=None, **arguments) -> Tensor:
-        arguments = {"num_samples": self.count, **self.options(problem), **arguments}
         return expectation(
             problem.logits if logits is None else logits,
             problem.f if f is None else f,
             self.row.name if estimator is None else estimator,
-            family=self.family,
-            **arguments,
+            **{**options, **arguments},
         )
 
 
@@ -168,21 +153,10 @@ CASES = [
 # one for each row and family
 DEFAULTS = [case for case in CASES if case.variant == VARIANTS.get(case.row.name, (Variant(),))[0]]
 SAMPLED = [case for case in CASES if case.sampled]
-SCORE = [case for case in CASES if case.row.kind == "score"]
 SLOPED = [case for case in SAMPLED if case.needs_slope]
 SLOPE_FREE = [case for case in CASES if not case.needs_slope]
-CATEGORICAL = [case for case in CASES if case.categorical]
-BERNOULLI = [case for case in CASES if not case.categorical]
 REINMAX = {case.family: case for case in CASES if case.row.name == "reinmax"}
 WITH_TAU = [case for case in CASES if case.row.kind == "sampler" or "tau" in case.row.options]
-
-
-def each(cases):
-    return pytest.mark.parametrize("case", cases, ids=str)
-
-
-def sums_over(x: Tensor, axes: int) -> Tensor:
-    return x.sum(tuple(range(-axes, 0))) if axes else x
 
 
 class Problem:
@@ -205,9 +179,9 @@ class Problem:
     def leaves(self) -> tuple[Tensor, Tensor]:
         return self.logits, self.weight
 
-    def fill(self, logits: Tensor | float) -> None:
+    def fill(self, logits: Tensor | float, where: Any = ...) -> None:
         with torch.no_grad():
-            self.logits[:] = logits
+            self.logits[where] = logits
 
     def sound(self, result: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients, which are finite, as the result is, and not all zero."""
@@ -252,10 +226,6 @@ class CountedSlope(torch.autograd.Function):
         return g
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, **TOLERANCES[expected.dtype])
-
-
 def assert_all(check: Callable[[Tensor, Tensor], Any], found, expected) -> None:
     """Tensors in pairs: ``torch.equal``, or ``assert_close``, of each."""
     for actual, wanted in zip(found, expected, strict=True):
@@ -267,25 +237,6 @@ def global_seed():
     with torch.random.fork_rng():
         torch.manual_seed(1)
         yield
-
-
-@pytest.fixture
-def fixed_draws(monkeypatch):
-    """Random numbers that depend on the shape only: evenly spread, the same in every transform."""
-
-    def rand(*shape, dtype=torch.float32, device=None, generator=None):
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
-        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
-
-    def randint(high, shape, device=None, generator=None):
-        place = torch.arange(math.prod(shape), device=device)
-        return (place * 2654435761 % high).reshape(shape)
-
-    # when torch first looks up a function, it lists all of them: these must not be in the list
-    torch._dynamo.trace_rules.lookup(torch.rand)
-    monkeypatch.setattr(torch, "rand", rand)
-    monkeypatch.setattr(torch, "randint", randint)
 
 
 @pytest.fixture
@@ -310,7 +261,7 @@ SHAPES = [(batch, latent) for batch in ((), (4,), (3, 2)) for latent in ((), (2,
 @pytest.mark.parametrize(("batch", "latent"), SHAPES, ids=str)
 def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
     problem = Problem(case, batch, latent)
-    f = Recorder(problem.f)
+    f, of_reinmax = Recorder(problem.f), Recorder(problem.f)
     result = case.run(problem, f, generator=seeded(1))
     assert result.shape == batch
     assert result.dtype == torch.float64
@@ -322,6 +273,10 @@ def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
             assert ((sample == 0) | (sample == 1)).all()
             if case.categorical:
                 assert (sample.sum(-1) == 1).all()
+    if case.hard and case.row.name not in COUPLED:
+        # independent samples are the same for all estimators
+        REINMAX[case.family].run(problem, of_reinmax, generator=seeded(1))
+        assert_all(torch.equal, samples, of_reinmax.seen)
     plain = torch.stack([problem.f(sample) for sample in samples]).mean(0)
     assert torch.equal(result, plain)
     to_logits, to_weight = problem.backward(result)
@@ -334,36 +289,33 @@ def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
 def test_value_without_samples_is_the_expectation(case):
     for batch, latent in SHAPES:
         problem = Problem(case, batch, latent)
-        result = case.run(problem)
+        f = Recorder(problem.f)
+        result = case.run(problem, f, vectorize=False)
+        # one call finds the shape
+        outcomes = (3 if case.categorical else 2) ** math.prod(latent)
+        assert len(f.seen) == 1 + outcomes
         assert result.shape == batch
-        expected = exact_expectation(problem.logits, problem.f, family=case.family)
+        expected = exact_expectation(problem.logits, problem.f, family=case.family, vectorize=False)
         assert torch.equal(result, expected)
-        gradients = problem.backward(result), problem.backward(expected)
-        assert_all(torch.equal, *gradients)
+        assert_all(torch.equal, problem.backward(result), problem.backward(expected))
+        assert len(f.seen) == 1 + 2 * outcomes
 
 
-@each(SCORE)
-def test_front_function_and_row_are_the_same(case):
-    problem = Problem(case)
-    function, options = case.row.function, case.options(problem)
-    ways = [
-        case.run(problem, generator=seeded(1)),
-        case.run(problem, estimator=case.row, generator=seeded(1)),
-        case.run(problem, estimator=function, generator=seeded(1)),
-        case.run(problem, estimator=partial(function), generator=seeded(1)),
-        function(
-            problem.logits,
-            problem.f,
-            num_samples=case.count,
-            family=case.family,
-            generator=seeded(1),
-            **options,
-        ),
-    ]
-    expected = problem.backward(ways[0])
-    for result in ways[1:]:
-        assert torch.equal(result, ways[0])
-        assert_all(torch.equal, problem.backward(result), expected)
+@each(CASES)
+def test_ways_to_name_an_estimator(case):
+    """Its row, its function, any callable like it, a row of one's own; the family's object."""
+    problem, row = Problem(case), case.row
+    result = case.run(problem, generator=seeded(1))
+    expected = problem.backward(result)
+    mine = dataclasses.replace(row, name="mine", function=partial(row.function))
+    ways = [row, row.function, mine, *([mine.function] if row.kind == "score" else [])]
+    for estimator in ways:
+        arguments = {"estimator": estimator, "family": FAMILIES[case.family]}
+        again = case.run(problem, generator=seeded(1), **arguments)
+        assert torch.equal(again, result)
+        assert_all(torch.equal, problem.backward(again), expected)
+    with pytest.raises(TypeError, match=r"^mine: expected options among"):
+        case.run(problem, estimator=mine, flavour=1)
 
 
 def as_given(case: Case, samples: Sequence[Tensor]) -> Tensor:
@@ -381,21 +333,17 @@ def test_draws_that_were_made_elsewhere(case):
     expected, before = problem.backward(drawn), torch.get_rng_state()
     # whatever says which of two values it is
     forms = [given] if case.categorical else [given, given.bool(), given.clone().requires_grad_()]
-    for form in forms:
-        for count in (None, 4):
-            again = case.run(problem, num_samples=count, given=form)
-            assert torch.equal(again, drawn)
-            assert_all(torch.equal, problem.backward(again), expected)
+    for form, count in itertools.product(forms, (None, 4)):
+        again = case.run(problem, num_samples=count, given=form)
+        assert torch.equal(again, drawn)
+        assert_all(torch.equal, problem.backward(again), expected)
     assert torch.equal(torch.get_rng_state(), before)
     if case.row.name not in COUPLED:
         other = case.run(problem, num_samples=4, given=given.roll(1, 1))
         assert not torch.equal(other, drawn)
 
 
-RELAXED = [case for case in SCORE if case.row.takes]
-
-
-@each(RELAXED)
+@each([case for case in CASES if case.row.kind == "score" and case.row.takes])
 def test_draws_and_noise_that_were_made_elsewhere(case):
     problem = Problem(case)
     f = Recorder(problem.f)
@@ -404,7 +352,7 @@ def test_draws_and_noise_that_were_made_elsewhere(case):
     # the same numbers: those of the draw come first
     generator, shape = seeded(1), (3, *problem.logits.shape)
     torch.rand((3, *given.shape[1:]), generator=generator, dtype=torch.float64)
-    tied = case.options(problem).get("tied", case.row.options["tied"])
+    tied = case.variant.options.get("tied", case.row.options["tied"])
     uniform = torch.stack(
         [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2 - tied)]
     )
@@ -412,95 +360,74 @@ def test_draws_and_noise_that_were_made_elsewhere(case):
     noise = noise[0] if tied else noise
     again = case.run(problem, num_samples=None, given=given, noise=noise)
     assert torch.equal(again, drawn)
-    for actual, wanted in zip(problem.backward(again), problem.backward(drawn), strict=True):
-        assert_close(actual, wanted)
+    assert_all(assert_close, problem.backward(again), problem.backward(drawn))
     # the noise may be drawn here all the same
     assert torch.equal(case.run(problem, num_samples=None, given=given), drawn)
-    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given= beside noise="):
-        case.run(problem, noise=noise)
-    for wrong, error, message in (
-        (noise[:1], ValueError, rf"noise of shape \({', '.join(map(str, noise.shape))}\), got"),
-        (-noise.abs() if case.categorical else noise * NAN, ValueError, "finite .* noise, got"),
-        (3.0, TypeError, "noise to be a floating-point tensor, got float"),
+    for draws, wrong, error, message in (
+        (None, noise, ValueError, "given= beside noise="),
+        (given, noise[:1], ValueError, f"noise of shape {re.escape(str(tuple(noise.shape)))}, got"),
+        (
+            given,
+            -noise.abs() * (1 if case.categorical else NAN),
+            ValueError,
+            "finite .* noise, got",
+        ),
+        (given, 3.0, TypeError, "noise to be a floating-point tensor, got float"),
     ):
         with pytest.raises(error, match=f"^{case.row.name}: expected .*{message}"):
-            case.run(problem, num_samples=None, given=given, noise=wrong)
+            case.run(problem, num_samples=None, given=draws, noise=wrong)
 
 
 @each(SAMPLED)
-def test_draws_that_do_not_fit(case):
-    problem = Problem(case)
+def test_draws_that_are_refused(case):
+    problem, name = Problem(case), case.row.name
+    # the first category or the value 0 is the likeliest
+    problem.fill(torch.tensor([2.0, 1.0, 0.0]) if case.categorical else -1.0)
     good = torch.zeros(case.count, *problem.logits.shape)
     good = good[..., 0].long() if case.categorical else good
-    for given in (good[0], torch.cat([good, good])):
-        with pytest.raises(ValueError, match=re.escape(f"on cpu, got {tuple(given.shape)} on cpu")):
-            case.run(problem, given=given)
-    for given in ([0.0], good.to(torch.complex64)):
-        with pytest.raises(TypeError, match=f"^{case.row.name}: expected given to be a"):
-            case.run(problem, given=given)
-
-
-@each(SAMPLED)
-def test_draws_that_nobody_can_make(case):
-    problem = Problem(case)
-    good = torch.zeros(case.count, *problem.logits.shape)
-    good = good[..., 0].long() if case.categorical else good
-    for value in (-1, 3) if case.categorical else (0.5, 2.0, NAN):
-        given = good.clone()
-        given[0, 0, 0] = value
-        with pytest.raises(ValueError, match=r"expected (every )?given (categories in|value to)"):
-            case.run(problem, given=given)
+    if not case.row.takes:
+        assert case.run(problem, given=good).isfinite().all()
     mask = torch.ones_like(problem.logits, dtype=torch.bool)
     mask[0, 0] = torch.arange(3) > 0 if case.categorical else False
-    with pytest.raises(ValueError, match=r"expected given (categories|values) that are"):
-        case.run(problem, given=good if case.categorical else 1 - good, mask=mask)
-
-
-@each([case for case in CASES if case.row.name in ("disarm", "disarm_tree")])
-def test_pairs_that_are_not_antithetic(case):
-    """Partners never take the less likely of two values both."""
-    problem = Problem(case)
-    with torch.no_grad():
-        problem.logits[:] = torch.tensor([2.0, 1.0, 0.0]) if case.categorical else -1.0
-    good = torch.zeros(2, *problem.logits.shape)
-    good = good[..., 0].long() if case.categorical else good
-    assert case.run(problem, given=good).isfinite().all()
-    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given to hold antithetic"):
-        case.run(problem, given=good + (2 if case.categorical else 1))
+    excluded = good if case.categorical else 1 - good
+    refused = [
+        (ValueError, r".* on cpu, got \([\d, ]+\) on cpu", good[0], None),
+        (ValueError, r".* on cpu, got \([\d, ]+\) on cpu", torch.cat([good, good]), None),
+        (TypeError, "given to be a", [0.0], None),
+        (TypeError, "given to be a", good.to(torch.complex64), None),
+        (ValueError, "given (categories|values) that are", excluded, mask),
+    ]
+    for value in (-1, 3) if case.categorical else (0.5, 2.0, NAN):
+        wrong = good.clone()
+        wrong[0, 0, 0] = value
+        refused.append((ValueError, "(every )?given (categories in|value to)", wrong, None))
+    if name in ("disarm", "disarm_tree"):
+        # partners never take the less likely of two values both
+        unlikely = good + (2 if case.categorical else 1)
+        refused.append((ValueError, "given to hold antithetic", unlikely, None))
+    for error, message, given, where in refused:
+        with pytest.raises(error, match=f"^{name}: expected {message}"):
+            case.run(problem, given=given, mask=where)
 
 
 def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
-    logits = normal(3, 2, 4, dtype=torch.float64)
+    logits, target = normal(3, 2, 4), normal(4, seed=1)
     weights = [torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64) * s for s in (1, 2)]
-    target = normal(4, seed=1, dtype=torch.float64)
     given = (normal(2, 3, 2, 4, seed=2) > 0).double()
-    found = []
-    for rows in ([slice(0, 3)], [slice(n, n + 1) for n in range(3)]):
-        leaves = [x.clone().requires_grad_() for x in (logits, *weights)]
-        for row in rows:
-            alpha, beta = (w[row] if len(rows) == 1 else w[row.start] for w in leaves[1:])
-            loss = rodeo(
-                leaves[0][row],
-                lambda b: ((b - target) ** 3).sum(-1),
-                given=given[:, row],
-                control=stein_control,
-                alpha=alpha,
-                beta=beta,
-            )
-            loss.mean(1).sum().backward()
-        found.append([x.grad for x in leaves])
-    assert_all(assert_close, *found)
 
+    def estimate(logits, given, alpha, beta):
+        arguments = {"given": given, "control": stein_control, "alpha": alpha, "beta": beta}
+        return rodeo(logits, lambda b: ((b - target) ** 3).sum(-1), **arguments).mean(1).sum()
 
-@pytest.mark.parametrize("shape", [(2,), (3, 2, 4), (3, 2, 4, 1)])
-def test_rodeo_with_weights_that_do_not_fit(shape):
-    with pytest.raises(ValueError, match=r"alpha to be .*, or with one for the first axes of \(3"):
-        rodeo(
-            torch.zeros(3, 2, 4, requires_grad=True),
-            lambda b: b.sum(-1),
-            control=stein_control,
-            alpha=torch.zeros(shape),
-        )
+    together, alone = ([x.clone().requires_grad_() for x in (logits, *weights)] for _ in range(2))
+    estimate(together[0], given, *together[1:]).backward()
+    for n in range(3):
+        estimate(alone[0][n : n + 1], given[:, n : n + 1], *(x[n] for x in alone[1:])).backward()
+    assert_all(assert_close, (x.grad for x in together), (x.grad for x in alone))
+    for shape in ((2,), (3, 2, 4), (3, 2, 4, 1)):
+        message = r"alpha to be .*, or with one for the first axes of \(3"
+        with pytest.raises(ValueError, match=message):
+            estimate(together[0], given, torch.zeros(shape), 0.0)
 
 
 @each(CASES)
@@ -606,13 +533,15 @@ def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
     if case.row.kind == "score":
         # it is found though parameters have one
         functions.append(lambda z: problem.f(z.detach()))
+    free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
     for f in functions:
         with pytest.raises(
             ValueError,
-            match=f"^{case.row.name}: expected f to be differentiable with respect to the sample, "
-            "but its .* needs values of f only: reinforce, leave_one_out, .*",
-        ):
+            match=f"^{case.row.name}: expected f to be differentiable with respect to the sample, ",
+        ) as caught:
             case.run(problem, f, vectorize=vectorize)
+        alternatives = str(caught.value).split("needs values of f only: ")[1]
+        assert set(re.split(", | or ", alternatives.rstrip("."))) == free
         # nobody asks for a gradient
         value = case.run(problem, f, logits=problem.logits.detach(), vectorize=vectorize)
         assert value.shape == problem.batch
@@ -620,39 +549,19 @@ def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
             assert case.run(problem, f, vectorize=vectorize).shape == problem.batch
 
 
-def test_alternatives_without_a_slope_are_those_of_the_table():
-    problem = Problem(REINMAX["categorical"])
-    with pytest.raises(ValueError, match="values of f only") as caught:
-        expectation(problem.logits, WITHOUT_SLOPE["floats"], "reinmax")
-    named = str(caught.value).split("values of f only: ")[1]
-    free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
-    words = named.rstrip(".").replace(" or ", ", ").split(", ")
-    assert set(words) == free
-
-
 @each(SAMPLED)
 def test_logits_that_f_uses_itself_get_both_gradients(case):
     problem = Problem(case)
 
-    def f_of(logits):
+    def f(z, logits=problem.logits):
         """A loss with a sampled KL term: the log-probability of the sample."""
+        return problem.f(z) + FAMILIES[case.family].log_prob(logits, z).sum(-1)
 
-        def f(z):
-            if case.categorical:
-                log_prob = (z * logits.log_softmax(-1)).sum((-2, -1))
-            else:
-                log_prob = (z * logits - nn.functional.softplus(logits)).sum(-1)
-            return problem.f(z) + log_prob
-
-        return f
-
-    f = Recorder(f_of(problem.logits))
-    result = case.run(problem, f, generator=seeded(1))
-    both, _ = problem.backward(result)
-    alone = case.run(problem, f_of(problem.logits.detach()), generator=seeded(1))
-    estimate, _ = problem.backward(alone)
-    plain = torch.stack([f.f(sample) for sample in f.seen[: case.count]]).mean(0)
-    ordinary, _ = problem.backward(plain)
+    recorder, constant = Recorder(f), partial(f, logits=problem.logits.detach())
+    result = case.run(problem, recorder, generator=seeded(1))
+    alone = case.run(problem, constant, generator=seeded(1))
+    plain = torch.stack([f(sample) for sample in recorder.seen[: case.count]]).mean(0)
+    both, estimate, ordinary = (problem.backward(x)[0] for x in (result, alone, plain))
     assert torch.equal(result, alone)
     assert (ordinary.abs() > 1e-3).any()
     assert_close(both, estimate + ordinary)
@@ -675,15 +584,12 @@ def test_memory_layout_does_not_matter(case):
     problem = Problem(case, (3, 4))
     turned = problem.logits.detach().movedim(0, -1).contiguous().movedim(-1, 0).requires_grad_()
     assert not turned.is_contiguous()
-    results = [
-        case.run(problem, logits=logits, generator=seeded(1)) for logits in (problem.logits, turned)
-    ]
-    assert torch.equal(*results)
-    gradients = [
-        torch.autograd.grad(result.sum(), logits)[0]
-        for result, logits in zip(results, (problem.logits, turned), strict=True)
-    ]
-    assert_close(*gradients)
+    runs = []
+    for logits in (problem.logits, turned):
+        result = case.run(problem, logits=logits, generator=seeded(1))
+        runs.append((result, torch.autograd.grad(result.sum(), logits)[0]))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert_close(runs[0][1], runs[1][1])
 
 
 @each(CASES)
@@ -708,19 +614,18 @@ def counted(problem):
 
 
 @each(SAMPLED)
-@pytest.mark.parametrize("samples", ["fewest", 4, 6])
+@pytest.mark.parametrize("samples", [None, 4, 6])
 def test_cost_is_that_of_the_table(case, samples):
     """A slope is a backward pass through f that ends at its argument.
 
     Score-function estimators make theirs in forward; a sampler gets its own from the backward
     pass of the user. That pass goes through f also for the parameters of f, but then it need not
-    end at the sample.
+    end at the sample. By default there are as many samples as are needed.
     """
-    count = case.row.min_samples if samples == "fewest" else samples
-    problem = Problem(case)
+    count, problem = samples or case.row.min_samples, Problem(case)
     f = counted(problem)
     CountedSlope.count = 0
-    result = case.run(problem, f, num_samples=count)
+    result = case.run(problem, f, num_samples=samples)
     if case.row.kind == "sampler":
         assert CountedSlope.count == 0
     problem.backward(result)
@@ -764,40 +669,39 @@ def test_vectorized_is_the_same_in_one_call(case):
     assert_all(assert_close, problem.backward(together), problem.backward(one_by_one))
 
 
-@each([case for case in CASES if not case.sampled])
-def test_exact_evaluates_all_outcomes_and_all_again_in_backward(case):
-    problem = Problem(case)
-    outcomes = 9 if case.categorical else 4
-    f = Recorder(problem.f)
-    result = case.run(problem, f, vectorize=False)
-    # one call finds the shape
-    assert len(f.seen) == 1 + outcomes
-    result.sum().backward()
-    assert len(f.seen) == 1 + 2 * outcomes
-
-
 @each(CASES)
-def test_mask_means_the_same_as_minus_infinity_and_broadcasts(case):
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_mask_means_the_same_as_minus_infinity_and_broadcasts(case, vectorize):
+    """Though f is infinite at what is excluded."""
     problem, infinite = (Problem(case, (6,), (2,), 4) for _ in range(2))
     mask = torch.tensor([True, False, True, True] if case.categorical else [True, False])
     # the excluded ones would be drawn nearly always, were they not excluded
-    with torch.no_grad():
-        problem.logits += 9 * ~mask
-    infinite.fill(problem.logits.masked_fill(~mask, -INF).detach())
-    f = Recorder(problem.f)
-    mask = mask.expand_as(problem.logits)
+    problem.fill(problem.logits.detach() + 9 * ~mask)
+    infinite.fill(problem.logits.detach().masked_fill(~mask, -INF))
+
+    def f(z):
+        excluded = sums_over(z * ~mask, len(problem.consumed))
+        return torch.where(excluded > 0, INF, problem.f(z))
+
     runs = [
-        case.run(problem, f, mask=mask, generator=seeded(1), vectorize=False),
-        case.run(problem, mask=mask[0, 0] if case.categorical else mask[0], generator=seeded(1)),
-        case.run(infinite, generator=seeded(1)),
+        case.run(which, f, vectorize=vectorize, generator=seeded(1), **arguments)
+        for which, arguments in (
+            (problem, {"mask": mask.expand_as(problem.logits)}),
+            (problem, {"mask": mask}),
+            (infinite, {}),
+        )
     ]
-    if case.sampled:
-        assert all((z[~mask] == 0).all() for z in f.seen)
-    gradients = [problem.sound(runs[0]), problem.sound(runs[1]), infinite.sound(runs[2])]
+    # the weight of f is that of the first problem
+    leaves = problem.leaves(), problem.leaves(), (infinite.logits, problem.weight)
+    gradients = [
+        torch.autograd.grad((result * problem.incoming(result)).sum(), x)
+        for result, x in zip(runs, leaves, strict=True)
+    ]
+    problem.sound(case.run(problem, f, vectorize=vectorize, mask=mask))
     for other in (1, 2):
         assert_close(runs[other], runs[0])
         assert_all(assert_close, gradients[other], gradients[0])
-    assert (gradients[0][0][~mask] == 0).all()
+    assert (gradients[0][0].masked_select(~mask) == 0).all()
 
 
 @each(WITH_TAU)
@@ -834,15 +738,6 @@ def test_generator_decides_and_the_global_state_is_left_alone(case):
     assert not torch.equal(first, second)
     torch.manual_seed(3)
     assert torch.equal(case.run(problem), first)
-
-
-@each([case for case in SAMPLED if case.hard and case.row.name not in COUPLED])
-def test_independent_samples_are_the_same_for_all_estimators(case):
-    problem = Problem(case, (30,))
-    recorders = [Recorder(problem.f) for _ in range(2)]
-    for f, which in zip(recorders, (case, REINMAX[case.family]), strict=True):
-        which.run(problem, f, num_samples=3, generator=seeded(4))
-    assert_all(torch.equal, recorders[0].seen[:3], recorders[1].seen)
 
 
 class Ensemble:
@@ -940,13 +835,22 @@ QUICK = {
     ("rebar", "categorical"),
     *((row.name, row.families[-1]) for row in ESTIMATORS.values() if row.kind == "score"),
 }
+COMPILED = [
+    *((case, True, case in DEFAULTS and (case.row.name, case.family) in QUICK) for case in CASES),
+    *((case, False, case.row.name == "double_cv") for case in DEFAULTS),
+]
 
 
-def slow_unless(quick, cases):
-    return [case if quick(case) else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
-def assert_compiles(case, learns):
+@pytest.mark.parametrize(
+    ("case", "learns"),
+    [
+        pytest.param(case, learns, id=f"{case}-{learns}", marks=[] if quick else pytest.mark.slow)
+        for case, learns, quick in COMPILED
+    ],
+)
+@own_warnings
+def test_compiled_is_the_eager_one(case, learns, compiler):
+    """Also with nothing to learn in f."""
     problem = Problem(case)
     problem.weight.requires_grad_(learns)
     leaves = problem.leaves() if learns else (problem.logits,)
@@ -959,28 +863,15 @@ def assert_compiles(case, learns):
     for function in (compiled, step):
         torch.manual_seed(1)
         result = function(problem.logits, problem.weight)
-        weights = Problem.incoming(result)
-        gradients = torch.autograd.grad((result * weights).sum(), leaves)
+        gradients = torch.autograd.grad((result * Problem.incoming(result)).sum(), leaves)
         results.append((result.detach(), *gradients))
     assert_all(assert_close, *results)
-
-
-@each(slow_unless(lambda x: x in DEFAULTS and (x.row.name, x.family) in QUICK, CASES))
-@own_warnings
-def test_compiled_is_the_eager_one(case, compiler):
-    assert_compiles(case, learns=True)
-
-
-@each(slow_unless(lambda x: (x.row.name, x.family) == ("double_cv", "bernoulli"), DEFAULTS))
-@own_warnings
-def test_compiled_with_nothing_to_learn_in_f(case, compiler):
-    assert_compiles(case, learns=False)
 
 
 @own_warnings
 def test_generator_breaks_the_graph(compiler):
     """torch cannot trace a generator: with one, compiled code runs the draw outside the graph."""
-    (case,) = [x for x in CASES if str(x) == "bernoulli-leave_one_out"]
+    case = Case(ESTIMATORS["leave_one_out"], "bernoulli", Variant())
     problem = Problem(case)
 
     def step(logits, generator):
@@ -996,27 +887,12 @@ def test_generator_breaks_the_graph(compiler):
 
 
 @each(CASES)
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_f_may_be_infinite_at_excluded_outcomes(case, vectorize):
-    problem = Problem(case)
-    first = (..., 0, 0) if case.categorical else (..., 0)
-    mask = torch.ones(problem.logits.shape, dtype=torch.bool)
-    mask[first] = False
-
-    def f(z):
-        return torch.where(z[first] > 0, INF, problem.f(z))
-
-    problem.sound(case.run(problem, f, mask=mask, vectorize=vectorize))
-
-
-@each(CASES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_saturated_logits(case, dtype):
     for size in (50.0, 3e4):
         problem = Problem(case, dtype=dtype)
         problem.fill(problem.logits.detach().sign() * size)
-        with torch.no_grad():
-            problem.logits[0] = torch.tensor([-size, 0, size] if case.categorical else [0, size])
+        problem.fill(torch.tensor([-size, 0, size] if case.categorical else [0, size]), where=0)
         result = case.run(problem, num_samples=4)
         assert result.isfinite().all()
         assert all(x.isfinite().all() for x in problem.backward(result))
@@ -1033,41 +909,35 @@ def test_what_is_certain(case):
     assert_close(result, problem.f(certain.double()).expand(20))
     assert (problem.backward(result)[0] == 0).all()
     # the rest is not impressed
-    with torch.no_grad():
-        problem.logits[:, 2] = 0.3
+    problem.fill(0.3, where=(slice(None), 2))
     mask = None if mask is None else mask | torch.tensor([[False], [False], [True]])
     to_logits, _ = problem.sound(case.run(problem, num_samples=4, mask=mask, vectorize=False))
     assert (to_logits[:, :2] == 0).all()
 
 
-@each(CATEGORICAL)
-@pytest.mark.parametrize("latent", [(), (2,)], ids=str)
-def test_one_category(case, latent):
-    problem = Problem(case, latent=latent, categories=1)
-    f = Recorder(problem.f)
-    result = case.run(problem, f, vectorize=False)
-    assert all(z.shape == problem.logits.shape for z in f.seen)
-    assert_close(result, problem.f(torch.ones_like(problem.logits)))
-    assert_close(problem.backward(result)[0], torch.zeros_like(problem.logits))
+@each([case for case in CASES if case.categorical])
+def test_one_category(case):
+    for latent in ((), (2,)):
+        problem = Problem(case, latent=latent, categories=1)
+        f = Recorder(problem.f)
+        result = case.run(problem, f, vectorize=False)
+        assert all(z.shape == problem.logits.shape for z in f.seen)
+        assert_close(result, problem.f(torch.ones_like(problem.logits)))
+        assert_close(problem.backward(result)[0], torch.zeros_like(problem.logits))
 
 
 @each(CASES)
-def test_ties(case):
-    # on both sides of the size where the draw changes its method
-    for categories in (2, 64, 65) if case.categorical else (2,):
-        problem = Problem(case, (50,), (1,) if case.categorical else (3,), categories)
-        problem.fill(0.0)
-        problem.sound(case.run(problem, num_samples=4))
-
-
-@each(CATEGORICAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gradient_rows_sum_to_zero(case, dtype):
-    problem = Problem(case, (40,), (2,), 7, dtype)
-    to_logits, _ = problem.backward(case.run(problem, num_samples=4))
-    size = to_logits.abs().sum(-1).max()
-    assert size > 0
-    assert to_logits.sum(-1).abs().max() < 16 * torch.finfo(dtype).eps * size
+def test_ties_and_rows_of_the_gradient_that_sum_to_zero(case, dtype):
+    # on both sides of the size where the draw changes its method
+    for categories in (2, 7, 64, 65) if case.categorical else (2,):
+        problem = Problem(case, (50,), (1,) if case.categorical else (3,), categories, dtype)
+        for logits in (problem.logits.detach().clone(), 0.0):
+            problem.fill(logits)
+            to_logits, _ = problem.sound(case.run(problem, num_samples=4))
+            size = to_logits.abs().sum(-1).max()
+            if case.categorical:
+                assert to_logits.sum(-1).abs().max() < 16 * torch.finfo(dtype).eps * size
 
 
 @each(DEFAULTS)
@@ -1085,144 +955,89 @@ def test_result_does_not_depend_on_the_number_of_threads(case):
     assert_all(torch.equal, *runs)
 
 
-# how an estimator object is made for joint samples of a size; by default without arguments
-MAKERS: Mapping[type[nn.Module], Callable[[int], nn.Module]] = {
-    Relax: Relax,
-    Rodeo: lambda size: Rodeo(4, alpha=0.3, beta=-0.2),
-}
-
-
-@dataclass(frozen=True)
-class Learner:
-    """A family, and how to make an estimator object for it."""
-
-    case: Case
-    make: Callable[[int], nn.Module]
-    name: str
-
-    def __str__(self):
-        return f"{self.case.family}-{self.name}"
-
-    def new(self, problem: Problem, seed=0) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return self.make(math.prod(problem.consumed))
-
-    def run(self, problem: Problem, estimator, f=None, logits=None, **arguments) -> Tensor:
-        arguments |= {"num_samples": self.case.count, "family": self.case.family}
-        return expectation(
-            problem.logits if logits is None else logits, f or problem.f, estimator, **arguments
-        )
-
-
-LEARNERS = [
-    Learner(case, MAKERS.get(case.row.module, lambda size, m=case.row.module: m()), case.row.name)
-    for case in DEFAULTS
-    if case.row.module is not None
-] + [
-    Learner(case, make, name)
-    for case in DEFAULTS
-    if case.row.name == "reinforce"
-    for name, make in (
-        ("reinforce network", lambda size: Reinforce(ControlNetwork(size, hidden=4))),
-        ("reinforce self_critical", lambda size: Reinforce("self_critical")),
-        ("relax without f", lambda size: Relax(ControlNetwork(size, hidden=4), scale=None)),
-        ("relax tied", lambda size: Relax(ControlNetwork(size, hidden=4), tied=True)),
-        ("rebar untied", lambda size: Rebar(tied=False)),
-    )
+# with options of their own, not with those of a variant
+OBJECTS = [
+    Case(case.row, case.family, Variant()) for case in DEFAULTS if case.row.module is not None
 ]
-each_learner = pytest.mark.parametrize("learner", LEARNERS, ids=str)
 
 
-def gradients_of(learner, problem, estimator, **arguments):
-    """The result, and the gradients for the logits, for f and for the estimator."""
-    result = learner.run(problem, estimator, **arguments)
-    result.mean().backward()
-    own = {name: x.grad for name, x in estimator.named_parameters()}
-    found = result.detach(), problem.logits.grad, problem.weight.grad, own
-    problem.logits.grad = problem.weight.grad = None
-    estimator.zero_grad()
-    return found
+def new_object(case: Case, problem: Problem, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make_object(case.row.name, problem.logits, problem.f, case.family)
 
 
-@each_learner
-def test_one_backward_teaches_logits_f_and_estimator(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
-    f = Recorder(problem.f)
-    result, to_logits, to_weight, own = gradients_of(
-        learner, problem, estimator, f=f, generator=seeded(1)
-    )
-    plain = torch.stack([problem.f(z) for z in f.seen[: learner.case.count]]).mean(0)
-    assert torch.equal(result, plain)
-    # f gets its ordinary gradient and nothing from the control variate
-    assert_close(to_weight, torch.autograd.grad(plain.mean(), problem.weight)[0])
-    assert (to_logits != 0).any()
-    for name, gradient in own.items():
-        assert gradient is not None, name
-        assert gradient.isfinite().all(), name
-        assert (gradient != 0).any(), name
+def all_gradients(case, problem, estimator, **arguments) -> list[Tensor]:
+    """The result, and the gradients for the logits, for f and for all that the object learns."""
+    result = case.run(problem, estimator=estimator, **arguments)
+    leaves = [*problem.leaves(), *estimator.parameters()]
+    return [result.detach(), *torch.autograd.grad(result.mean(), leaves)]
 
 
-@each_learner
-def test_estimator_object_can_be_copied_and_saved(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
-    gradients_of(learner, problem, estimator, generator=seeded(3))
-    fresh = learner.new(problem, seed=1)
-    fresh.load_state_dict(estimator.state_dict())
-    copies = [copy.deepcopy(estimator), fresh, pickle.loads(pickle.dumps(estimator))]
-    expected = gradients_of(learner, problem, estimator, generator=seeded(1))
-    for twin in copies:
-        assert type(twin) is type(estimator)
-        found = gradients_of(learner, problem, twin, generator=seeded(1))
-        assert_all(torch.equal, found[:3], expected[:3])
-        assert found[3].keys() == expected[3].keys()
-        assert_all(torch.equal, found[3].values(), expected[3].values())
+@each(OBJECTS)
+def test_object_made_from_its_name_teaches_logits_f_and_itself(case):
+    for latent in ((2,), (1,), ()):
+        problem = Problem(case, latent=latent)
+        estimator, f = new_object(case, problem), Recorder(problem.f)
+        assert type(estimator) is case.row.module
+        result, to_logits, to_weight, *own = all_gradients(case, problem, estimator, f=f)
+        plain = torch.stack([problem.f(z) for z in f.seen[: case.count]]).mean(0)
+        assert torch.equal(result, plain)
+        # f gets its ordinary gradient and nothing from the control variate
+        assert_close(to_weight, torch.autograd.grad(plain.mean(), problem.weight)[0])
+        assert (to_logits != 0).any()
+        assert all(x.isfinite().all() for x in own)
 
 
-@each_learner
-def test_estimator_object_may_have_another_dtype_than_the_logits(learner):
-    for logits_dtype in FLOATS:
-        problem = Problem(learner.case, dtype=logits_dtype)
-        for dtype in (torch.float32, torch.float64):
-            estimator = learner.new(problem).to(dtype)
-            result, to_logits, _, own = gradients_of(learner, problem, estimator)
-            assert result.dtype == to_logits.dtype == logits_dtype
-            assert to_logits.isfinite().all()
-            for name, gradient in own.items():
-                assert gradient.dtype == dtype, name
-                assert gradient.isfinite().all(), name
-
-
-@each_learner
-def test_estimator_object_changes_nothing_where_nothing_learns(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem).requires_grad_(False)
-    f = counted(problem)
-    CountedSlope.count = 0
+@each(OBJECTS)
+def test_estimator_object_can_be_copied_and_saved(case):
+    problem = Problem(case)
+    estimator, fresh = (new_object(case, problem, seed) for seed in (0, 1))
     with torch.no_grad():
-        learner.run(problem, estimator, f=f)
-    learner.run(problem, estimator, f, problem.logits.detach()).sum().backward()
-    assert len(f.seen) == 2 * learner.case.count
+        for parameter in estimator.parameters():
+            parameter += 0.1
+    all_gradients(case, problem, estimator)  # a running mean remembers it
+    fresh.load_state_dict(estimator.state_dict())
+    twins = [copy.deepcopy(estimator), fresh, pickle.loads(pickle.dumps(estimator))]
+    expected = all_gradients(case, problem, estimator, generator=seeded(1))
+    for twin in twins:
+        assert type(twin) is type(estimator)
+        assert_all(torch.equal, all_gradients(case, problem, twin, generator=seeded(1)), expected)
+
+
+@each(OBJECTS)
+def test_estimator_object_may_have_another_dtype_than_the_logits(case):
+    for logits_dtype, dtype in itertools.product(FLOATS, (torch.float32, torch.float64)):
+        problem = Problem(case, dtype=logits_dtype)
+        estimator = new_object(case, problem).to(dtype)
+        result, to_logits, to_weight, *own = all_gradients(case, problem, estimator)
+        assert {x.dtype for x in (result, to_logits, to_weight)} == {logits_dtype}
+        assert {x.dtype for x in own} <= {dtype}
+        assert all(x.isfinite().all() for x in (to_logits, *own))
+
+
+@each(OBJECTS)
+def test_estimator_object_changes_nothing_where_nothing_learns(case):
+    problem = Problem(case)
+    estimator = new_object(case, problem).requires_grad_(False)
+    f, CountedSlope.count = counted(problem), 0
+    with torch.no_grad():
+        case.run(problem, f, estimator=estimator)
+    case.run(problem, f, problem.logits.detach(), estimator).sum().backward()
+    assert len(f.seen) == 2 * case.count
     assert CountedSlope.count == 0
 
 
-@pytest.mark.parametrize(
-    "learner",
-    [x for x in LEARNERS if x.name in ("reinforce", "muprop", "rebar", "double_cv")],
-    ids=str,
-)
-def test_fresh_estimator_object_is_its_function(learner):
+@each([case for case in OBJECTS if "control" not in case.row.options])
+def test_fresh_estimator_object_is_its_function(case):
     # parameters start in float32, so everything is compared there
-    problem = Problem(learner.case, dtype=torch.float32)
-    result, to_logits, *_ = gradients_of(
-        learner, problem, learner.new(problem), generator=seeded(1)
-    )
-    expected = learner.case.run(problem, generator=seeded(1))
-    assert torch.equal(result, expected)
-    expected.mean().backward()
-    assert_close(to_logits, problem.logits.grad)
+    problem = Problem(case, dtype=torch.float32)
+    runs = [
+        case.run(problem, estimator=estimator, generator=seeded(1))
+        for estimator in (case.row, new_object(case, problem))
+    ]
+    assert torch.equal(*runs)
+    assert_all(assert_close, *(problem.backward(result) for result in runs))
 
 
 def test_any_callable_is_an_estimator():
@@ -1253,15 +1068,16 @@ def test_running_baseline_forgets_losses_that_are_not_finite_and_empty_batches()
     assert_all(torch.equal, estimator.state_dict().values(), before.values())
 
 
-@pytest.mark.parametrize("name", ["double_cv", "relax"])
+@each([case for case in OBJECTS if str(case) in ("bernoulli-double_cv", "bernoulli-relax")])
 @own_warnings
-def test_compiled_estimator_object_learns_nothing(name, compiler):
+def test_compiled_estimator_object_learns_nothing(case, compiler):
     """Compiled code has no second derivative: the parameters of the object get no gradient."""
-    (learner,) = [x for x in LEARNERS if str(x) == f"bernoulli-{name}"]
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
+    problem = Problem(case)
+    estimator = new_object(case, problem)
     compiled = torch.compile(
-        lambda logits: learner.run(problem, estimator), fullgraph=True, backend="aot_eager"
+        lambda logits: case.run(problem, logits=logits, estimator=estimator),
+        fullgraph=True,
+        backend="aot_eager",
     )
     compiled(problem.logits).mean().backward()
     assert problem.logits.grad.isfinite().all()
@@ -1525,51 +1341,6 @@ def test_bad_estimator_object(made, arguments, error, message):
     assert re.fullmatch(wanted, str(caught.value)), str(caught.value)
 
 
-@pytest.mark.parametrize(("family", "shape"), [("categorical", (1, 3)), ("bernoulli", (1,))])
-def test_control_network_of_a_single_variable(family, shape):
-    logits = torch.zeros(5, *shape, requires_grad=True)
-    estimator = Relax(math.prod(shape))
-    result = expectation(logits, loss, estimator, family=family)
-    result.mean().backward()
-    assert result.shape == (5,)
-    assert all(x.grad is not None for x in estimator.parameters())
-
-
-@each([case for case in DEFAULTS if case.row.module is not None])
-def test_object_is_made_from_its_name(case):
-    problem = Problem(case)
-    estimator = make_object(case.row.name, problem.logits, problem.f, case.family)
-    assert type(estimator) is case.row.module
-    if case.row.module is Relax:
-        assert estimator.control.num_inputs == math.prod(problem.consumed)
-    expectation(problem.logits, problem.f, estimator, family=case.family).mean().backward()
-    assert all(x.grad is not None for x in estimator.parameters())
-
-
 def test_only_what_learns_is_made_from_its_name():
     with pytest.raises(ValueError, match=r"^expected an estimator that can learn, .*'reinmax'"):
         make_object("reinmax", torch.zeros(3), loss)
-
-
-@each(DEFAULTS)
-def test_default_is_the_least_number_of_samples(case):
-    problem = Problem(case)
-    f = Recorder(problem.f)
-    case.run(problem, f, num_samples=None, logits=problem.logits.detach(), vectorize=False)
-    if case.sampled:
-        assert len(f.seen) == case.row.min_samples
-
-
-def test_estimators_that_are_not_in_the_table():
-    """A sampler's function, a row of one's own, and the family as an object."""
-    problem = Problem(REINMAX["bernoulli"])
-    mine = dataclasses.replace(ESTIMATORS["reinmax"], name="mine", function=partial(reinmax))
-    family = FAMILIES["bernoulli"]
-    results = [
-        expectation(problem.logits, problem.f, x, family=family, generator=seeded(1), tau=1.3)
-        for x in ("reinmax", reinmax, mine)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-    with pytest.raises(TypeError, match=r"^mine: expected options among"):
-        expectation(problem.logits, problem.f, mine, family=family, gap=1.0)
