@@ -26,7 +26,8 @@ import score_oracles
 from cases import each
 from discretegrad import ESTIMATORS, _relax, _score, expectation
 from discretegrad.families import FAMILIES
-from score_oracles import PROBLEMS, Problem, Regions, normal, seeded
+from discretegrad.testing import normal, seeded
+from score_oracles import PROBLEMS, Problem, Regions, doubles
 
 FAILURE_RATE = 1e-6
 COMPARISONS = 3_000
@@ -314,7 +315,7 @@ def test_every_score_function_row_has_a_proof():
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_the_problems_are_neither_linear_nor_quadratic(problem):
-    assert abs(score_oracles.third_difference(problem.f, problem)) > 0.05
+    assert abs(score_oracles.third_difference(problem)) > 0.05
     assert 3 <= problem.probs.shape[0] <= 5
 
 
@@ -346,10 +347,10 @@ def test_arms_with_five_samples(size):
 
 
 QUADRATURE_PROBLEMS = [
-    Problem("small", "bernoulli", torch.tensor([0.4, -0.9], dtype=torch.float64)),
-    Problem("saturated", "bernoulli", torch.tensor([8.0, -0.5], dtype=torch.float64)),
+    Problem("small", "bernoulli", doubles([0.4, -0.9])),
+    Problem("saturated", "bernoulli", doubles([8.0, -0.5])),
     Problem("small", "categorical", normal(1, 3, seed=8)),
-    Problem("saturated", "categorical", torch.tensor([[8.0, 0, -1]], dtype=torch.float64)),
+    Problem("saturated", "categorical", doubles([[8.0, 0, -1]])),
 ]
 RELAXATIONS: Mapping[str, tuple[str, Callable[[Problem], Mapping[str, Any]]]] = {
     "rebar": ("rebar", lambda _: {"tau": 1.0}),
@@ -704,7 +705,7 @@ def test_disarm_may_vary_more_than_leave_one_out():
 
     Antithetic samples always differ in the even bit, so the others always get its noise.
     """
-    problem = FirstBit("one of five", "bernoulli", torch.tensor([0.0, *[-1.4] * 4]).double())
+    problem = FirstBit("one of five", "bernoulli", doubles([0, *[-1.4] * 4]))
     disarm, independent = both_variances(problem)
     assert disarm.sum() > 1.1 * independent.sum()
     for usual in FIXED_BITS:
