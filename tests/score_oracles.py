@@ -401,7 +401,7 @@ def rodeo(problem, logits, samples, control, alpha, beta) -> Tensor:
     return total / count
 
 
-def relaxed(problem, logits, samples, noise, free_noise, control, scale, tau) -> Tensor:
+def relaxed(problem, logits, samples, noise, scale, tau, tied, control=None) -> Tensor:
     """REBAR and RELAX, with all derivatives by autograd through the noise."""
     relax = torch.sigmoid if problem.family == "bernoulli" else lambda x: x.softmax(-1)
 
@@ -412,8 +412,8 @@ def relaxed(problem, logits, samples, noise, free_noise, control, scale, tau) ->
 
     total = 0.0
     for k, b in enumerate(samples):
-        given = conditional(problem, logits, b, noise[k])
-        free = given if free_noise is None else conditional(problem, logits, b, free_noise[k])
+        # that of z given b first; there is no other where they are tied
+        given, free = (conditional(problem, logits, b, noise[x, k]) for x in (0, -1))
         # as a free variable: the noise stays where it is when the logits move
         free = logits + (free - logits).detach()
         if problem.family == "categorical":
