@@ -1,10 +1,9 @@
 """The front and the score-function estimators on a CUDA device."""
 
-import math
-
 import pytest
 import torch
 
+import score_oracles
 from discretegrad import (
     ESTIMATORS,
     ControlNetwork,
@@ -21,6 +20,9 @@ pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
+
+
+fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 
 def control(z):
@@ -136,22 +138,6 @@ def test_contract_on_the_gpu(row, family, dtype):
     assert torch.equal(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1], runs[1][1])
     assert runs[0][0].shape == (64,)
-
-
-@pytest.fixture
-def fixed_draws(monkeypatch):
-    """Random numbers that depend on the shape only, the same on every device."""
-
-    def rand(shape, dtype=torch.float32, device=None, generator=None):
-        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
-        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
-
-    def randint(high, shape, device=None, generator=None):
-        place = torch.arange(math.prod(shape), device=device)
-        return (place * 2654435761 % high).reshape(shape)
-
-    monkeypatch.setattr(torch, "rand", rand)
-    monkeypatch.setattr(torch, "randint", randint)
 
 
 @each_case
