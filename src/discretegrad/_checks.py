@@ -72,11 +72,12 @@ set_checks(os.environ.get("DISCRETEGRAD_CHECKS", "auto"))  # type: ignore[arg-ty
 
 def values_are_checked(x: Tensor) -> bool:
     """Whether reading the values of ``x`` is possible here and wanted."""
-    if _mode == "never" or compiling() or transforming():
+    # the cheap questions first: a call on a GPU asks this several times
+    if _mode == "never" or (_mode == "auto" and not x.is_cpu):
         return False
     if type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    return _mode == "always" or x.device.type == "cpu"
+    return not (compiling() or transforming())
 
 
 def check_logits(name: str, logits: Tensor) -> None:
