@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import discretegrad
-import test_lab_task as toy
+import lab_toy as toy
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab.stack import compilation, trainer
 from discretegrad_lab.stack.lines import LINES
