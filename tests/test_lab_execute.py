@@ -155,7 +155,7 @@ def results(store, runs):
         assert saved.status.done
         assert [row["epoch"] for row in saved.metrics] == list(range(1, run.epochs + 1))
         state = {name: x.numpy().tobytes() for name, x in saved.state.items()}
-        found[run] = (saved.status.state, saved.diverged_step, repr(saved.metrics), state)
+        found[run] = (saved.status.state, saved.status.diverged_step, repr(saved.metrics), state)
     return found
 
 
@@ -209,7 +209,7 @@ def test_runs_are_trained_and_stored(store):
     saved = store.load(runs[0])
     (here,) = saved.environment
     assert (here["members"], here["from_epoch"], here["precision"]) == (3, 0, "float32")
-    assert saved.seconds > 0
+    assert saved.status.seconds > 0
     # the stack has its own order of members
     stack = FakeStack(runs[:3], None, None)
     first = stack.advance()
@@ -238,7 +238,7 @@ def test_a_diverged_run_is_done(store):
     assert (outcome.diverged, outcome.finished) == ((runs[2],), tuple(runs[:2]))
     assert outcome.complete
     assert store.status(runs[2]).state == "diverged"
-    assert store.load(runs[2]).diverged_step == 25
+    assert store.load(runs[2]).status.diverged_step == 25
     assert math.isnan(store.metrics(runs[2])[-1]["loss"])
     assert train(runs, store).already == tuple(runs)
 
@@ -608,7 +608,7 @@ def test_training_goes_on_while_checkpoints_are_written(store, monkeypatch):
     waited = []
 
     def slow(self, run, saved):
-        if saved.epoch == EPOCHS and run.latents == 128:
+        if saved.status.epoch == EPOCHS and run.latents == 128:
             waited.append(reached.wait(30))
         save(self, run, saved)
 
@@ -635,8 +635,8 @@ def test_a_checkpoint_is_of_its_epoch(store, monkeypatch):
     saved = []
 
     def slow(self, run, contents):
-        assert done[contents.epoch + 1].wait(30)
-        saved.append((contents.epoch, len(contents.metrics), contents.state["x"].clone()))
+        assert done[contents.status.epoch + 1].wait(30)
+        saved.append((contents.status.epoch, len(contents.metrics), contents.state["x"].clone()))
         save(self, run, contents)
 
     monkeypatch.setattr(Store, "save", slow)

@@ -176,22 +176,12 @@ def test_a_member_goes_on_from_its_state_in_another_stack(kinds):
         found = gradients(step)
         optimiser.step(found, everyone())
         own = {name: x[member : member + 1] for name, x in found.items()}
+        # which may lie in memory in any way
+        own["weight"] = own["weight"].mT.contiguous().mT
+        own["logits"] = own["logits"].repeat(2, 1, 1)[:1]
         other.step(own, torch.ones(1, dtype=torch.bool))
     assert_same_bits({name: x[0] for name, x in alone.items()}, {n: x[2] for n, x in stack.items()})
     assert_same_bits(state_of(other, 0), state_of(optimiser, member))
-
-
-@each_kind
-def test_gradients_may_lie_in_memory_in_any_way(kinds):
-    straight, crossed = parameters(), parameters()
-    one, other = Optimiser(straight, kinds, RATES), Optimiser(crossed, kinds, RATES)
-    for step in range(7):
-        found = gradients(step)
-        one.step(found, everyone())
-        found["weight"] = found["weight"].mT.contiguous().mT
-        found["logits"] = found["logits"].repeat(2, 1, 1)[:MEMBERS]
-        other.step(found, everyone())
-    assert_same_bits(crossed, straight)
 
 
 class Seen(TorchDispatchMode):

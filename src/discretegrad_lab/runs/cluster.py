@@ -22,7 +22,7 @@ import torch
 from ..stack.config import Run
 from .connection import check_address, connected, import_ray, lost, resources
 from .desk import Desk
-from .execute import StackOptions
+from .execute import STACK_OPTIONS, StackOptions
 from .listener import Listener, Outcome
 from .plan import Estimate
 from .signals import stop_signals
@@ -45,7 +45,7 @@ def execute(
     device: torch.device | str = "cpu",
     data: Path | None = None,
     budget: float | None = None,
-    stacks: StackOptions = StackOptions(),
+    stacks: StackOptions = STACK_OPTIONS,
     listener: Listener | None = None,
 ) -> Outcome:
     """Train every run that is not done on a Ray cluster, as ``execute.execute`` does on a device.

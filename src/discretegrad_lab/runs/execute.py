@@ -20,7 +20,6 @@ from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
 from .signals import stop_signals
 from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
 
-
 MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
 
 
@@ -37,6 +36,9 @@ class StackOptions(NamedTuple):
     """Device memory of one member; asks the task by default."""
 
 
+STACK_OPTIONS = StackOptions()
+
+
 def execute(
     runs: Iterable[Run],
     store: Store,
@@ -44,7 +46,7 @@ def execute(
     device: torch.device | str = "cpu",
     budget: float | None = None,
     data: Path | None = None,
-    stacks: StackOptions = StackOptions(),
+    stacks: StackOptions = STACK_OPTIONS,
     listener: Listener | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Outcome:
@@ -266,7 +268,7 @@ class _Work:
             "from_epoch": epoch,
         }
         members = [
-            _Member(run, old.metrics, [*old.environment, here], old.seconds)
+            _Member(run, old.metrics, [*old.environment, here], old.status.seconds)
             if (old := saved.get(run))
             else _Member(run, [], [here], 0.0)
             for run in stack.runs
@@ -285,9 +287,7 @@ class _Work:
         self._loop(stack, members, until, pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
-    def _loop(
-        self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace
-    ) -> None:
+    def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:
         saved_at = stack.epoch
         last = time.perf_counter()
 
@@ -357,7 +357,7 @@ class _Work:
         try:
             self.store.save(run, saved)
             if saved.status.done:
-                (self.finished if saved.diverged_step is None else self.diverged).add(run)
+                (self.finished if saved.status.state == "finished" else self.diverged).add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
         finally:

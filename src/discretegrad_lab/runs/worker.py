@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..stack.config import Run
 from ..stack.userfiles import load_file
 from .connection import ClusterError
-from .execute import StackOptions, execute
+from .execute import STACK_OPTIONS, StackOptions, execute
 from .listener import Listener, Outcome
 from .plan import Estimate, estimate
 from .store import Store
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     """Of the store."""
     device: str
     data: Path | None = None
-    stacks: StackOptions = StackOptions()
+    stacks: StackOptions = STACK_OPTIONS
     token: Path | None = None
     """A file of the store that the driver has written."""
     files: tuple[Path, ...] = ()
