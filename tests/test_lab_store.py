@@ -211,9 +211,7 @@ def test_all_stored_runs(store):
 
 KINDS = ("config", "environment", "metrics", "checkpoint", "status")
 DAMAGE = {
-    "flipped at the start": lambda path: flip(path, 0),
-    "flipped in the middle": lambda path: flip(path, path.stat().st_size // 2, 0x01),
-    "flipped at the end": lambda path: flip(path),
+    "flipped": lambda path: flip(path, path.stat().st_size // 2, 0x01),
     "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
     "empty": lambda path: os.truncate(path, 0),
@@ -242,7 +240,7 @@ def test_damage_is_reported(store, kind, damage, finished):
             store.metrics(RUN)
     if damage == "a directory":
         assert "Is a directory" in status.reason
-    if "flipped" not in damage or kind == "status":
+    if damage != "flipped" or kind == "status":
         assert store.status(RUN, quick=True).state == "damaged"
     before = tree(store.root)
     if kind == "status":
@@ -585,13 +583,6 @@ def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r"Permission denied; choose a results directory"):
         Store(tmp_path / "new").claim(RUN)
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_room_is_looked_for(tmp_path):
-    store = Store(tmp_path / "not" / "yet")
-    store.check_room(1)
-    with pytest.raises(StoreError, match=r"1000000000.0 GB of free space .*; free some space"):
-        store.check_room(10**18)
 
 
 # several at once
