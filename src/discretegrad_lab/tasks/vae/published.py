@@ -58,17 +58,20 @@ COLUMNS = tuple(dict.fromkeys(row["column"] for row in _SETTINGS))
 @cache
 def cells() -> dict[tuple[int, str, str], Number]:
     """Tables 2, 9, 10 and 11: each number under its table, estimator and column."""
-    numbers = [
-        Number(
-            value=float(row.pop("value")),
-            spread=float(spread) if (spread := row.pop("spread")) else None,
-            runs=int(row.pop("runs")),
-            table=int(row.pop("table")),
-            **row,
+    return {
+        (int(row["table"]), row["estimator"], row["column"]): Number(
+            value=float(row["value"]),
+            spread=float(row["spread"]) if row["spread"] else None,
+            runs=int(row["runs"]),
+            table=int(row["table"]),
+            section=row["section"],
+            measure=row["measure"],
+            chosen_by=row["chosen_by"],
+            estimator=row["estimator"],
+            column=row["column"],
         )
         for row in read_rows(_FOLDER / "published.csv")
-    ]
-    return {(x.table, x.estimator, x.column): x for x in numbers}
+    }
 
 
 def table(number: int, column: str) -> Table:
