@@ -535,7 +535,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch, here):
         "device": "cuda",
         "data": Path("images"),
         "budget": 540.0,
-        "largest_stack": 2,
+        "stacks": execute.StackOptions(2),
     }
     assert [event["event"] for event in lines(result.stdout)] == ["planned", "outcome"]
 

@@ -28,7 +28,7 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     device = wanted.options["device"]
     device = find_device("auto") if device == "auto" else device
     with common.checking_input():
-        largest = wanted.options["largest_stack"]
+        largest = wanted.options["stacks"].largest_stack
         plan = estimate(wanted.runs, wanted.store, device=device, largest_stack=largest)
     seconds, notes = time_of(wanted, plan, device)
     try:

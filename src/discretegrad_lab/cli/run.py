@@ -87,6 +87,7 @@ def run(
     again at any time, and in several terminals at once.
     """
     from ..runs import cluster, execute
+    from ..runs.execute import StackOptions
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
     from ..watch.tensorboard import EventFiles
@@ -110,7 +111,7 @@ def run(
                     "device": _device(device, engine),
                     "data": data,
                     "budget": None if budget is None else parse_budget(budget),
-                    "largest_stack": largest_stack,
+                    "stacks": StackOptions(largest_stack),
                 },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
@@ -177,7 +178,7 @@ class Wanted:
     runs: "list[Run]"
     store: "Store"
     options: dict[str, Any]
-    """Of ``execute``, on a device as on a cluster: device, data, budget and largest_stack."""
+    """Of ``execute``, on a device as on a cluster: device, data, budget and stacks."""
 
     @property
     def name(self) -> str:
