@@ -12,8 +12,11 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from .document import LARGEST, Curve, Figure, Page, Section, Table, Verdict, usable
+from .document import LARGEST, Curve, Figure, Page, Section, TextTable, Verdict, usable
 from .strokes import dashes, ink, mark
+
+_GROUPS = {Figure: ("div", "figures"), TextTable: ("div", "tables"), Verdict: ("ul", "verdicts")}
+"""The element around items of a kind, and its class."""
 
 
 def to_html(page: Page) -> str:
@@ -44,10 +47,10 @@ def _contents(sections: Sequence[Section]) -> str:
 
 def _section(number: int, section: Section, figures: list[Figure]) -> str:
     """The section; its figures are appended to ``figures``, whose order the script relies on."""
-    name = f"section-{number}"
+    place = f"section-{number}"
     parts = [
-        f'<section id="{name}" aria-labelledby="{name}-heading">',
-        f'<h2 id="{name}-heading">{escape(section.heading)}</h2>',
+        f'<section id="{place}" aria-labelledby="{place}-heading">',
+        f'<h2 id="{place}-heading">{escape(section.heading)}</h2>',
         _paragraphs(section.text),
     ]
     for kind, items in groupby(section.items, key=type):
@@ -57,12 +60,11 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
                 figures.append(item)
                 inside.append(_figure(item, f"figure-{len(figures)}"))
             else:
-                inside.append(_table(item) if isinstance(item, Table) else _verdict(item))
-        tag = "div"
+                inside.append(_table(item) if isinstance(item, TextTable) else _verdict(item))
         if kind is Verdict:
-            tag = "ul"
             parts += ["<h3>Claims</h3>", f'<div class="rule">{_paragraphs(section.rule)}</div>']
-        parts += [f'<{tag} class="{kind.__name__.lower()}s">', *inside, f"</{tag}>"]
+        tag, name = _GROUPS[kind]
+        parts += [f'<{tag} class="{name}">', *inside, f"</{tag}>"]
     return "\n".join([*parts, "</section>"])
 
 
@@ -84,7 +86,7 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.headings)
     kinds = [' class="number"' if _numeric(column) else "" for column in columns]
     head = "".join(
