@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from discretegrad_lab import cli, tasks
-from discretegrad_lab.cli import arguments, machine, plan
+from discretegrad_lab.cli import doctor, plan, selection
 from discretegrad_lab.report.folder import read_section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.runs import cluster, environment, execute, store
@@ -32,7 +32,7 @@ from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import Cost
-from discretegrad_lab.watch import log
+from discretegrad_lab.watch import board
 from discretegrad_lab.watch.words import size
 from lab_tiny import ESTIMATORS, TINY, tiny
 
@@ -93,27 +93,27 @@ def refused(result, *words, code=2):
 
 def test_seeds_budgets_estimators_and_changes():
     texts = {"3": [0, 1, 2], "0-2,7": [0, 1, 2, 7], "7-7": [7], "7,": [7], " 4 - 5 , 4 ": [4, 5]}
-    assert {text: arguments.parse_seeds(text) for text in texts} == texts
+    assert {text: selection.parse_seeds(text) for text in texts} == texts
     texts = {"90s": 90, "9m": 540, "1.5h": 5400, "1h30m": 5400, "1H2s": 3602}
-    assert {text: arguments.parse_budget(text) for text in texts} == texts
-    assert arguments.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
-    assert arguments.parse_estimators("mine", KNOWN) == ["Mine"]
+    assert {text: selection.parse_budget(text) for text in texts} == texts
+    assert selection.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
+    assert selection.parse_estimators("mine", KNOWN) == ["Mine"]
     texts = ["tau=0.5, 1", "learning-rate=1e-3", "tau=2"]
-    assert arguments.parse_changes(texts) == {"tau": ["0.5", "1", "2"], "learning_rate": ["1e-3"]}
-    assert arguments.parse_changes(None) == {}
+    assert selection.parse_changes(texts) == {"tau": ["0.5", "1", "2"], "learning_rate": ["1e-3"]}
+    assert selection.parse_changes(None) == {}
 
 
 LARGE = r"^expected seeds between 0 and 2147483647 \(2\*\*31 - 1\), got {}; give a number of seeds"
 WRONG = [
-    (arguments.parse_seeds, r"expected .*seed", "", "0", "a", "3-1", "1,,x", "-1", "1.5", ","),
-    (arguments.parse_seeds, "at most 100,000 seeds", "0-999999"),
-    (arguments.parse_seeds, LARGE.format("a number of 5000 digits"), "9" * 5000, "0-" + "9" * 5000),
-    (arguments.parse_seeds, LARGE.format("2147483648"), "2147483648-2147483648", "2147483648,"),
-    (arguments.parse_seeds, LARGE.format("2147483650"), "3,2147483640-2147483650"),
-    (arguments.parse_budget, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
-    (arguments.parse_budget, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
-    (lambda text: arguments.parse_changes([text]), "tau=0.5,1", "tau", "=1", "tau=", "tau=,"),
-    (lambda text: arguments.parse_estimators(text, KNOWN), "leave the option out", "", ","),
+    (selection.parse_seeds, r"expected .*seed", "", "0", "a", "3-1", "1,,x", "-1", "1.5", ","),
+    (selection.parse_seeds, "at most 100,000 seeds", "0-999999"),
+    (selection.parse_seeds, LARGE.format("a number of 5000 digits"), "9" * 5000, "0-" + "9" * 5000),
+    (selection.parse_seeds, LARGE.format("2147483648"), "2147483648-2147483648", "2147483648,"),
+    (selection.parse_seeds, LARGE.format("2147483650"), "3,2147483640-2147483650"),
+    (selection.parse_budget, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
+    (selection.parse_budget, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
+    (lambda text: selection.parse_changes([text]), "tau=0.5,1", "tau", "=1", "tau=", "tau=,"),
+    (lambda text: selection.parse_estimators(text, KNOWN), "leave the option out", "", ","),
 ]
 
 
@@ -135,11 +135,11 @@ def test_near_misses_of_estimators_and_names_of_the_library_are_suggested():
         "min": "Mine",
     }.items():
         with pytest.raises(ValueError, match=f"got '{given}'; did you mean {meant}?"):
-            arguments.parse_estimators(given, KNOWN)
+            selection.parse_estimators(given, KNOWN)
 
 
 def test_the_largest_seed_is_that_of_a_run():
-    (largest,) = arguments.parse_seeds("2147483647-2147483647")
+    (largest,) = selection.parse_seeds("2147483647-2147483647")
     tiny("st", largest)
     with pytest.raises(ValueError, match="seed"):
         tiny("st", largest + 1)
@@ -147,9 +147,9 @@ def test_the_largest_seed_is_that_of_a_run():
 
 def test_auto_is_a_gpu_if_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert arguments.find_device("auto") == "cpu"
+    assert selection.find_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert arguments.find_device("auto") == "cuda"
+    assert selection.find_device("auto") == "cuda"
 
 
 # help and list
@@ -214,7 +214,7 @@ def test_run_trains_and_the_second_time_finds_it_done(here):
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch):
-    monkeypatch.setattr(log, "_EVERY", 0.0)
+    monkeypatch.setattr(board, "_EVERY", 0.0)
     result = train()
     assert "\x1b" not in result.stderr
     said = result.stderr.splitlines()
@@ -694,8 +694,8 @@ def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
     call("report", "tiny")
     assert tree(here / "results") == before
     shutil.rmtree(here / "runs")
-    for selection in (["--seeds", "1"], ["--estimators", "exact"]):
-        assert call("report", "tiny", *selection).exit_code == 0
+    for options in (["--seeds", "1"], ["--estimators", "exact"]):
+        assert call("report", "tiny", *options).exit_code == 0
         assert tree(here / "results") == before
     # begun again and not done, or damaged, is not to be had from the store either
     train()
@@ -842,9 +842,9 @@ def test_doctor_on_a_gpu(monkeypatch):
     monkeypatch.setattr(environment, "device_name", lambda name: f"[{name}]")
     free = {"cpu": 1e9, "cuda:0": 90e9, "cuda:1": 10e9}
     monkeypatch.setattr(environment, "free_memory", free.get)
-    monkeypatch.setattr(machine, "_kernels", lambda: machine.Part("fused kernels", "run"))
-    found = {one.what: one for one in machine._hardware()}
-    assert found["GPU 0"] == machine.Part("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
+    monkeypatch.setattr(doctor, "_kernels", lambda: doctor.Part("fused kernels", "run"))
+    found = {one.what: one for one in doctor._hardware()}
+    assert found["GPU 0"] == doctor.Part("GPU 0", "[cuda:0], 90.0 GB of 100.0 GB free")
     assert found["GPU 1"].advice == "Something else uses most of its memory."
     assert found["TF32"].advice
     assert found["fused kernels"].state == "run"
@@ -872,20 +872,20 @@ def test_doctor_says_why_a_place_cannot_be_written(here, monkeypatch):
         here / "closed" / "runs": "Permission denied",
     }
     for place, reason in reasons.items():
-        assert machine._disk(place) == machine.Part(
+        assert doctor._disk(place) == doctor.Part(
             "runs directory",
             f"{place}: cannot be written ({reason})",
             "Choose another with --runs.",
             broken=True,
         )
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert machine._disk(here).state.endswith("cannot be written (Permission denied)")
+    assert doctor._disk(here).state.endswith("cannot be written (Permission denied)")
 
 
 def test_doctor_says_why_kernels_fail():
     if torch.cuda.is_available():
         pytest.skip("they run here")
-    found = machine._kernels()
+    found = doctor._kernels()
     assert found.broken
     assert found.state.startswith("fail: ")
     assert "compiler" in found.advice
@@ -893,7 +893,7 @@ def test_doctor_says_why_kernels_fail():
 
 @pytest.mark.gpu
 def test_doctor_runs_a_kernel():
-    assert machine._kernels().state.startswith("run (triton ")
+    assert doctor._kernels().state.startswith("run (triton ")
 
 
 # as a process of its own

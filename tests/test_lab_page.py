@@ -18,9 +18,8 @@ from PIL import Image
 
 from discretegrad_lab.report import plots
 from discretegrad_lab.report.document import Curve, Figure, Page, Section, TextTable, Verdict
-from discretegrad_lab.report.html import to_html
+from discretegrad_lab.report.html import DARK, LIGHT, MARKS, luminance, rgb, to_html, visible
 from discretegrad_lab.report.plots import draw, limits, picture_grid
-from discretegrad_lab.report.strokes import DARK, LIGHT, MARKS, luminance, rgb, visible
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = files("discretegrad_lab.report").joinpath("page.html").read_text("utf-8")

@@ -1,5 +1,6 @@
 """What listeners show and keep of training: boards, lines, JSON and event files."""
 
+import contextlib
 import errno
 import io
 import json
@@ -19,9 +20,8 @@ from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.watch import board, tally
-from discretegrad_lab.watch.board import Board
+from discretegrad_lab.watch.board import Board, Log
 from discretegrad_lab.watch.json_lines import JsonLines
-from discretegrad_lab.watch.log import Log
 from discretegrad_lab.watch.tally import Tally
 from discretegrad_lab.watch.tensorboard import EventFiles
 from discretegrad_lab.watch.together import Together
@@ -57,16 +57,18 @@ def rendered(shown):
 
 SHOWN = {
     "json": JsonLines,
-    "lines": lambda file: Log(file, every=0.0),
+    "lines": Log,
     "board": lambda file: Board(Console(file=file, force_terminal=True)),
 }
 
 
 @pytest.mark.parametrize("make", SHOWN.values(), ids=SHOWN)
-def test_a_closed_pipe_is_met_once_and_training_goes_on(make):
+def test_a_closed_pipe_is_met_once_and_training_goes_on(make, monkeypatch):
+    monkeypatch.setattr(board, "_EVERY", 0.0)
     file = Closed()
     runs = (tiny("st", 0),)
-    with make(file) as shown:
+    shown = make(file)
+    with shown if isinstance(shown, Board) else contextlib.nullcontext():
         shown.planned([], runs)
         shown.stack_started(runs, 0, 2, 2)
         for epoch in (1, 2):

@@ -68,7 +68,9 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
     headings = ("", "published", "ours", "runs", "difference", "p", "verdict", *TUNED.values())
-    return TextTable(f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes))
+    return TextTable(
+        f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes)
+    )
 
 
 def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
