@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,19 +78,6 @@ def test_a_closed_pipe_is_met_once_and_training_goes_on(make, monkeypatch):
     assert file.tries == 1
 
 
-def test_a_pipe_that_breaks_when_it_is_flushed():
-    reader, writer = os.pipe()
-    with open(writer, "w") as file:
-        shown = JsonLines(file)
-        shown.event("read")
-        assert json.loads(os.read(reader, 1000)) == {"event": "read"}
-        os.close(reader)
-        shown.event("not read")
-        shown.event("not written")
-        # as Python does at exit
-        file.flush()
-
-
 COMMAND = """
 import sys
 from discretegrad_lab import tasks
@@ -151,31 +139,28 @@ def test_a_redraw_while_training_goes_on():
     """A thread draws as fast as it can, while stacks start and their metrics come and go."""
     shown = quiet_board()
     stacks = [tuple(tiny(name, seed) for seed in range(30)) for name in ("st", "reinmax")]
-    failed, drawn, over = [], [], threading.Event()
+    over = threading.Event()
 
     def draw():
-        try:
-            while not over.is_set():
-                drawn.append(shown.picture())
-        except Exception as error:
-            failed.append(error)
+        drawn = 0
+        while not over.is_set():
+            shown.picture()
+            drawn += 1
+        return drawn
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    drawing = threading.Thread(target=draw)
-    drawing.start()
     try:
-        for number in range(100):
-            stack = stacks[number % 2]
-            shown.stack_started(stack, 0, 20, 2)
-            for epoch in range(20):
-                shown.epoch_done(epoch, {f"metric {epoch}": [1.0] * 30}, 1.0)
+        with ThreadPoolExecutor(1) as pool:
+            drawing = pool.submit(draw)
+            for number in range(100):
+                shown.stack_started(stacks[number % 2], 0, 20, 2)
+                for epoch in range(20):
+                    shown.epoch_done(epoch, {f"metric {epoch}": [1.0] * 30}, 1.0)
+            over.set()
+        assert drawing.result() > 0
     finally:
-        over.set()
-        drawing.join()
         sys.setswitchinterval(interval)
-    assert failed == []
-    assert drawn
 
 
 @pytest.fixture
@@ -301,21 +286,6 @@ def test_event_files_in_an_impossible_place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(ValueError, match=r"got: Read-only file system; .* --tensorboard"):
         EventFiles(tmp_path)
-
-
-def test_event_files_that_are_refused_later_leave_a_reason(tmp_path):
-    files = EventFiles(tmp_path / "new" / "events")
-    assert list((tmp_path / "new" / "events").iterdir()) == []
-    (tmp_path / "new" / "events" / "polynomial").write_text("a file")
-    run = tiny("st", 0)
-    files.stack_started((run,), 0, 2, 2)
-    for epoch in (1, 2):
-        files.epoch_done(epoch, {"loss": [1.0]}, 1.0)
-        files.write()
-        assert files.problem == (
-            f"expected to write TensorBoard files in {tmp_path / 'new/events'}, got: Not a "
-            "directory; the runs themselves are not touched by this"
-        )
 
 
 def scalars(path):
