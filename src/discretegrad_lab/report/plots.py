@@ -38,7 +38,7 @@ _STYLE: Any = {
 _WIDTH = 1.6  # of lines, in points
 _DPI = 150
 _DOTS = 3  # for a pixel of a picture
-_MARKS = "os^DvPXp*<>"  # the shapes of drawing.MARKS
+_MARKS = "os^DvPXp*<>"  # the shapes of html.MARKS
 
 
 def draw(
