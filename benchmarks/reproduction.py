@@ -31,6 +31,7 @@ RESULTS = ROOT / "results"
 
 VAE, DEMO = "vae-10x30", "polynomial-headline"
 CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "settings", "temperatures"))
+OTHER_SIZES = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12")
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -56,6 +57,7 @@ def blocks() -> dict[str, str]:
         "runs": runs_table(),
         "rule": wrapped(RULE),
         "vae": tables_and_claims(VAE),
+        "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
         "temperatures": temperatures_table(),
         "search claims": claims_table(section(read(SEARCH)).verdicts),
         "curves": tables_and_claims(CURVES),
@@ -67,7 +69,7 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    for name in STORED:
+    for name in (*OTHER_SIZES, *STORED):
         results, recipe = read(name), tasks.recipe(name)
         counts = ", ".join(f"{n:,} {state}" for state, n in results.counts().items() if n)
         about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
@@ -295,7 +297,7 @@ def _caption(results: Results) -> str:
     held, failed, open_ = (
         sum(verdict.holds is holds for verdict in claims) for holds in (True, False, None)
     )
-    trained = sum(read(name).counts()["finished"] for name in (VAE, SETTINGS, SEARCH))
+    trained = sum(read(name).counts()["finished"] for name in (VAE, *OTHER_SIZES, SETTINGS, SEARCH))
     return (
         f"Mean ± half the 95 % interval, published over {_numbers(published)} runs and ours over "
         f"{_numbers(ours)}; *within* means that the difference lies inside its own 95 % interval. "
