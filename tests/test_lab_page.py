@@ -322,7 +322,6 @@ def test_a_line_can_be_told_from_the_background():
         (lambda: Curve("a", "#000000", [1], [1], [1], []), r"as many values of high as of x"),
         (lambda: TextTable("t", "", ("a", "b"), (("1",),)), r"expected 2 cells in each row of 't'"),
         (lambda: draw([], "x.png"), r"expected at least one figure, got none"),
-        (lambda: draw([FIGURE], "x.png", columns=0), r"expected at least one column, got 0"),
         (lambda: picture_grid([], "x.png"), r"expected rows of the same shape .* got no row"),
         (lambda: picture_grid([("a", torch.ones(2, 2))], "x.png"), r"got \(2, 2\)"),
         (
@@ -545,15 +544,15 @@ def colours(path):
 
 
 def test_a_plot_has_a_panel_for_each_figure_and_the_same_bytes_each_time(tmp_path):
-    figures = figures_of(nasty_page())[-7:]
-    draw(figures, tmp_path / "all.png", columns=4)
+    figures = figures_of(nasty_page())[-8:]
+    draw(figures, tmp_path / "all.png")
     pixels = colours(tmp_path / "all.png")
-    assert pixels.shape[1] == 4 * 630
+    assert pixels.shape[1] == 3 * 630
     # no figure for the last panel
-    assert (pixels[480:900, 3 * 630 + 40 :] == 255).all()
-    assert (pixels[480:900, 2 * 630 + 40 : 3 * 630] < 255).any()
+    assert (pixels[970:1380, 2 * 630 + 40 :] == 255).all()
+    assert (pixels[970:1380, 630 + 40 : 2 * 630] < 255).any()
     for name in ("a", "b"):
-        draw(figures[:1], tmp_path / f"{name}.png", columns=4, metadata={"Source": "abc"})
+        draw(figures[:1], tmp_path / f"{name}.png", metadata={"Source": "abc"})
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.text == {"Source": "abc"}
@@ -566,7 +565,7 @@ def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
         Figure(r"$\no$ formula", "", "epoch", "$", (REINMAX,)),
         Figure("gap", "", "epoch", "loss", (Curve("ST", "#D55E00", EPOCHS, gap),)),
     ]
-    draw(figures, tmp_path / "plot.png", columns=2)
+    draw(figures, tmp_path / "plot.png")
     pixels = colours(tmp_path / "plot.png")
     panels = pixels[:400]  # above the legend
     blue, red = ((panels == rgb).all(-1) for rgb in ([0, 0x72, 0xB2], [0xD5, 0x5E, 0]))
@@ -578,7 +577,7 @@ def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
     assert (abs(panels[:, :630] - TINT).max(-1) <= 1).sum() > 500
 
     with_reference = dataclasses.replace(figures[0], reference=0.22)
-    draw([with_reference, figures[1]], tmp_path / "reference.png", columns=2)
+    draw([with_reference, figures[1]], tmp_path / "reference.png")
     changed = (colours(tmp_path / "reference.png") != pixels).any(-1)
     assert changed.sum(1).max() > 150
 

@@ -43,23 +43,16 @@ def to_html(page: Page) -> str:
     parts = {
         "title": escape(page.title),
         "introduction": _paragraphs(page.introduction),
-        "contents": _contents(page.sections),
         "sections": "\n".join(sections),
-        "figures": _json([_data(figure) for figure in figures]),
+        # JSON that cannot end the script element around it
+        "figures": json.dumps([_data(x) for x in figures], allow_nan=False, separators=(",", ":"))
+        .replace("<", r"\u003c")
+        .replace(">", r"\u003e")
+        .replace("&", r"\u0026"),
     }
     template = files(__package__).joinpath("page.html").read_text("utf-8")
     # in one pass: what is put in is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
-
-
-def _contents(sections: Sequence[Section]) -> str:
-    if len(sections) < 2:
-        return ""
-    entries = "".join(
-        f'<li><a href="#section-{n}">{escape(section.heading)}</a></li>'
-        for n, section in enumerate(sections, 1)
-    )
-    return f'<nav aria-label="Contents"><ul>{entries}</ul></nav>'
 
 
 def _section(number: int, section: Section, figures: list[Figure]) -> str:
@@ -220,12 +213,6 @@ def _rounded(value: float | None) -> float | None:
     if value is None or not usable(value):
         return None
     return float(f"{value:.7g}") if abs(value) * LARGEST > 1 else 0.0
-
-
-def _json(document: object) -> str:
-    """JSON that cannot end the script element around it."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
 def mark(curve: Curve) -> str:
