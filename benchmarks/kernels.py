@@ -19,12 +19,9 @@ The CSV files are written after each section and keep the stored rows of the oth
 docs/kernel-benchmarks.md follows from them (python benchmarks/table.py).
 
 examples:
-  python benchmarks/kernels.py --mnist train-images-idx3-ubyte.gz
-        everything on a GPU, about five minutes
-  python benchmarks/kernels.py --only small index
-        two sections
-  python benchmarks/kernels.py --device cpu --quick --only large small
-        does it run? seconds, without a GPU
+  python benchmarks/kernels.py --mnist train-images-idx3-ubyte.gz       about five minutes
+  python benchmarks/kernels.py --only small index                       two sections
+  python benchmarks/kernels.py --device cpu --quick --only large small  does it run? seconds
 """
 
 import argparse
@@ -469,24 +466,6 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
 }
 
 
-def shown(row: Row) -> str:
-    if "seconds" not in row:
-        return f"{row['epoch_seconds']} s an epoch"
-    numbers = [pages.seconds(row)]
-    for column, text in (
-        ("times_floor", "{} x floor"),
-        ("speedup_pypi", "{} x PyPI"),
-        ("speedup_torch", "{} x torch"),
-        ("speedup_plain", "{} x plain"),
-        ("peak_extra_tensors", "{} tensors"),
-        ("beyond_bytes", "{} bytes beyond"),
-        ("launches_forward", "{} kernels forward"),
-        ("launches_backward", "{} backward"),
-    ):
-        numbers += [text.format(row[column])] if column in row else []
-    return ", ".join(numbers)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "MNIST's train-images-idx3-ubyte.gz, for the section efficiency"
     parser.add_argument("--mnist", type=Path, metavar="FILE", help=text)
@@ -510,7 +489,6 @@ BENCHMARK = Benchmark(
     __doc__,
     SECTIONS,
     {section: EFFICIENCY if section == "efficiency" else FILE for section in SECTIONS},
-    shown,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
@@ -699,17 +677,13 @@ def losses(results: pages.Results) -> list[str]:
         if row["section"] != "efficiency"
     ]
     groups = pages.cases(timed, "section", "case", "dtype", "mode")
-    sentences = pages.losses(groups, RIVALS, place_of, speed, "peak_extra_bytes")
+    sentences = pages.losses(groups, RIVALS, place_of, "peak_extra_bytes")
     return sentences + [
         f"{row['provider']} is slower than its plain form at {row['case']} "
         f"({pages.short(row['speedup_plain'])}x)."
         for row in results.of(section="efficiency", mode="ours", status="ok")
         if float(row["speedup_plain"]) < 1
     ]
-
-
-def speed(row: Row, rival: Row) -> float:
-    return float(rival["seconds"]) / float(row["seconds"])
 
 
 PAGE = pages.Page(pages.DOCS / "kernel-benchmarks.md", (FILE.name, EFFICIENCY.name), blocks)

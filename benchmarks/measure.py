@@ -49,6 +49,12 @@ PAUSE_CYCLES = 2_000_000  # about a millisecond
 PASSES = 5
 TIME_OVER = "not measured: the time was over"
 SPREAD = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
+# the columns that a line of the log shows, where a row has them
+LOGGED = (
+    *("vectorize", "members", "seconds", "epoch_seconds", "run_seconds", "times_floor", "speedup"),
+    *("speedup_torch", "speedup_pypi", "speedup_plain", "time_ratio", "overhead", "memory_ratio"),
+    *("peak_extra_tensors", "beyond_bytes", "launches_forward", "launches_backward"),
+)
 
 Row = dict[str, Any]
 
@@ -618,8 +624,6 @@ class Benchmark:
     sections: Mapping[str, Callable[[Setup], Iterator[Row]]]
     files: Mapping[str, File]
     """Of each section."""
-    shown: Callable[[Row], str]
-    """The numbers of a row in a line of the log."""
     devices: tuple[str, ...] = ("cuda", "cpu")
     """The first is the default; if that is a GPU, a CPU only rehearses, with --quick."""
     threads: int | None = None
@@ -638,9 +642,13 @@ class Benchmark:
             torch.set_num_threads(options.threads)
         torch.manual_seed(0)
         begin = time.perf_counter()
-        setup = Setup(torch.device(options.device), options.quick)
-        setup = setup._replace(deadline=begin + options.limit, folder=options.output)
-        setup = setup._replace(data=options.data)
+        setup = Setup(
+            torch.device(options.device),
+            options.quick,
+            deadline=begin + options.limit,
+            folder=options.output,
+            data=options.data,
+        )
         columns = {column for section in options.only for column in self.files[section].columns}
         about = options.about
         if "copy_bandwidth" in columns:
@@ -685,8 +693,9 @@ class Benchmark:
     def line(self, row: Row) -> str:
         """A line of the log: what a row is about, and its numbers or why it has none."""
         where = [str(row[x]) for x in ("case", "shape", "dtype", "mode", "provider") if row.get(x)]
-        status = row.get("status", "ok")
-        return f"{', '.join(where)}: {self.shown(row) if status == 'ok' else status}"
+        numbers = [f"{column} {row[column]}" for column in LOGGED if row.get(column, "") != ""]
+        is_ok = row.get("status", "ok") == "ok"
+        return f"{', '.join(where)}: {', '.join(numbers) if is_ok else row['status']}"
 
     def write(self, folder: Path, section: str, rows: Sequence[Row]) -> None:
         """Replace the rows of a section; in a file without a status, if none of them is red."""

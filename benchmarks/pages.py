@@ -233,8 +233,10 @@ def losses(
     groups: Iterable[Sequence[Row]],
     rivals: Mapping[str, Sequence[str]],
     place: Cell,
-    speed: Callable[[Row, Row], float],
     memory: str,
+    speed: Callable[[Row, Row], float] = lambda row, rival: (
+        float(rival["seconds"]) / float(row["seconds"])
+    ),
 ) -> list[str]:
     """Sentences about a provider that is slower, or needs more memory, than one of its rivals.
 
@@ -242,8 +244,8 @@ def losses(
         groups: The rows of each case.
         rivals: The providers that compute the same, or something for the same purpose.
         place: Where a row was measured, in words.
-        speed: How many times as fast as a rival.
         memory: The column of the memory.
+        speed: How many times as fast as a rival; by default the ratio of median times.
     """
     places: dict[str, list[str]] = {}
     for rows in groups:

@@ -101,17 +101,11 @@ def rows_of(shape: str, setup: Setup) -> Iterator[Row]:
     return measured([case_of(shape, setup)], setup)
 
 
-def shown(row: Row) -> str:
-    torch_speed, pypi_speed = (pages.ratio(row, f"speedup_{x}") for x in ("torch", "pypi"))
-    return f"{torch_speed} torch, {pypi_speed} PyPI reinmax, {tensors(row)} tensors"
-
-
 BENCHMARK = Benchmark(
     "benchmarks/run.py",
     __doc__,
     {shape: partial(rows_of, shape) for shape in CASES},
     dict.fromkeys(CASES, FILE),
-    shown,
     devices=("cpu",),
     threads=2,
     quick_sections=("3000x10", "400x8"),
@@ -139,8 +133,8 @@ def blocks(results: pages.Results) -> dict[str, str]:
 def losses(rows: Sequence[Row]) -> list[str]:
     """Where a sampler of ours is slower, or needs more memory, than a baseline."""
     rivals = {x.name: (TORCH, PYPI)[: 1 + x.name.startswith(REINMAX)] for x in SAMPLERS if x.ours}
-    place = itemgetter("shape")
-    return pages.losses(pages.cases(rows, "shape"), rivals, place, speed, "peak_extra_tensors")
+    groups, memory = pages.cases(rows, "shape"), "peak_extra_tensors"
+    return pages.losses(groups, rivals, itemgetter("shape"), memory, speed)
 
 
 def speed(row: Row, rival: Row) -> float:

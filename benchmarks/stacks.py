@@ -40,29 +40,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import measure
 import pages
 import plain
 import torch
-from measure import (
-    TIME_OVER,
-    Benchmark,
-    Entry,
-    File,
-    Pace,
-    RedGate,
-    Row,
-    Setup,
-    Unavailable,
-    attempt,
-    block_seconds,
-    compared,
-    peak_memory,
-    race,
-    release,
-    rounded,
-    spread,
-    with_spread,
-)
+from measure import Benchmark, Entry, File, Pace, RedGate, Row, Setup, Unavailable
 from rich.console import Console
 from torch import Tensor
 
@@ -307,21 +289,22 @@ def contest(about: Row, stacks: Stacks, rival: Rival, setup: Setup) -> Iterator[
     all_plain: list[float] = []
     for provider, runs in stacks:
         row = about | {"provider": provider, "members": len(runs)}
-        numbers, row["status"] = attempt(partial(timed_stack, runs, rival, setup, all_plain))
-        release()
+        time_it = partial(timed_stack, runs, rival, setup, all_plain)
+        numbers, row["status"] = measure.attempt(time_it)
+        measure.release()
         yield row | (numbers or {})
     row = about | {"provider": PLAIN, "members": 1, "peak_bytes": rival.peak_bytes}
     if not all_plain:
         yield row | {"status": "not measured"}
         return
-    yield row | {"status": "ok", "rounds": len(all_plain), **spread("seconds", all_plain)}
+    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
 
 
 def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list[float]) -> Row:
     """Time a stack and the plain loop by turns; the times of the loop are added to a list."""
     setup.check_time()
     plan = setup.data.plan
-    with peak_memory(setup) as peak:
+    with measure.peak_memory(setup) as peak:
         begin = time.perf_counter()
         stack = stack_of_task(runs, setup.device, None)
         metrics = stack.advance()
@@ -334,14 +317,14 @@ def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list
         # after the stack the caches and the allocator are not its own
         Entry(PLAIN, rival.step, plan.steps, warmups=1),
     ]
-    times = race(entries, plan.pace, setup)
+    times = measure.race(entries, plan.pace, setup)
     all_plain += times[PLAIN]
     epoch = statistics.median(times[STACK]) * run_steps
     return {
         "rounds": len(times[STACK]),
         "steps_per_epoch": stack.steps_per_epoch,
-        **spread("seconds", times[STACK]),
-        **spread("speedup", compared("speedup", times[STACK], times[PLAIN])),
+        **measure.spread("seconds", times[STACK]),
+        **measure.spread("speedup", measure.compared("speedup", times[STACK], times[PLAIN])),
         # building, compiling and capturing, until the stack trains
         "start_seconds": round(max(first - epoch, 0.0), 2),
         "peak_bytes": peak[0],
@@ -358,7 +341,7 @@ def vae_rows(setup: Setup) -> Iterator[Row]:
     about = {"section": "vae", "case": named(run), **needed._asdict()}
     # stacks read the images again for each, the plain loop multiplies with TF32 as they do
     with mock.patch.object(vae, "load_mnist", return_value=images), rounded_factors():
-        with peak_memory(setup) as peak:
+        with measure.peak_memory(setup) as peak:
             loop = PlainVae(run, images.train, setup.device)
             steps = len(images.train) // run.batch
             for _ in range(steps):
@@ -368,7 +351,7 @@ def vae_rows(setup: Setup) -> Iterator[Row]:
         for row in contest(about, stacks, rival, setup):
             if row["status"] == "ok":
                 floor = needed.floor_bytes / setup.bandwidth
-                row["times_floor"] = rounded(row["seconds"] / floor, 3)
+                row["times_floor"] = measure.rounded(row["seconds"] / floor, 3)
             yield row
 
 
@@ -387,7 +370,7 @@ def polynomial_rows(setup: Setup) -> Iterator[Row]:
     plan = setup.data.plan
     (run,) = polynomial_runs(1, plan)
     stacks = [(STACK, polynomial_runs(members, plan)) for members in plan.polynomial]
-    with peak_memory(setup) as peak:
+    with measure.peak_memory(setup) as peak:
         loop = PlainPolynomial(run, setup.device)
         before = loop.expected()
         for _ in range(run.steps_per_epoch):
@@ -444,8 +427,8 @@ def overhead_rows(setup: Setup) -> Iterator[Row]:
     with mock.patch.object(vae, "load_mnist", return_value=setup.data.images):
         for case, runs in whole_cases(setup.data.plan).items():
             row = {"section": "overhead", "case": case, "provider": STACK, "members": len(runs)}
-            numbers, row["status"] = attempt(partial(whole_run, runs, setup))
-            release()
+            numbers, row["status"] = measure.attempt(partial(whole_run, runs, setup))
+            measure.release()
             yield row | (numbers or {})
 
 
@@ -482,7 +465,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
             )
             timeline.end = time.perf_counter()
     if outcome.stopped_by == "budget":
-        raise Unavailable(TIME_OVER)
+        raise Unavailable(measure.TIME_OVER)
     if len(outcome.finished) < len(runs):
         raise RedGate(f"{len(runs) - len(outcome.finished)} runs did not finish")
     return timeline
@@ -490,7 +473,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
 
 def bare_epochs(stack: Stack, setup: Setup) -> list[float]:
     stack.epoch = 1
-    return [block_seconds(stack.advance, 1, setup) for _ in range(setup.data.plan.bare)]
+    return [measure.block_seconds(stack.advance, 1, setup) for _ in range(setup.data.plan.bare)]
 
 
 def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
@@ -512,12 +495,14 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     return {
         "rounds": len(timelines),
         "epochs": epochs,
-        **{name: round(x, 5) for name, x in spread("overhead", overheads, digits=6).items()},
-        "bare_epoch_seconds": rounded(middle),
-        "run_seconds": rounded(after_first + middle),
-        "epochs_seconds": rounded(sum(timeline.epochs[1:]) + middle),
-        "checkpoint_seconds": rounded(sum(timeline.checkpoints)),
-        "end_seconds": rounded(timeline.end - timeline.trained),
+        **{
+            name: round(x, 5) for name, x in measure.spread("overhead", overheads, digits=6).items()
+        },
+        "bare_epoch_seconds": measure.rounded(middle),
+        "run_seconds": measure.rounded(after_first + middle),
+        "epochs_seconds": measure.rounded(sum(timeline.epochs[1:]) + middle),
+        "checkpoint_seconds": measure.rounded(sum(timeline.checkpoints)),
+        "end_seconds": measure.rounded(timeline.end - timeline.trained),
     }
 
 
@@ -528,12 +513,12 @@ FILE = File(
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
         *(
-            *with_spread("seconds", "speedup"),
+            *measure.with_spread("seconds", "speedup"),
             "start_seconds",
             "peak_bytes",
             *Traffic._fields,
         ),
-        *("times_floor", "epochs", *with_spread("overhead"), "bare_epoch_seconds"),
+        *("times_floor", "epochs", *measure.with_spread("overhead"), "bare_epoch_seconds"),
         *("run_seconds", "epochs_seconds", "checkpoint_seconds", "end_seconds"),
         *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
         *("discretegrad", "commit", "uncommitted_changes", "date", "command", "images"),
@@ -545,16 +530,6 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "overhead": overhead_rows,
     "vae": vae_rows,
 }
-
-
-def shown(row: Row) -> str:
-    members = pages.plural(row["members"], "member")
-    if row["section"] == "overhead":
-        return f"{members}, {100 * row['overhead']:.2f} % of {row['run_seconds']} s"
-    numbers = [members, f"{pages.seconds(row)} a run-step"]
-    if "speedup" in row:
-        numbers += [f"{row['speedup']} x plain", f"started in {row['start_seconds']} s"]
-    return ", ".join([*numbers, *([pages.size(row["peak_bytes"])] if row["peak_bytes"] else [])])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -587,7 +562,6 @@ BENCHMARK = Benchmark(
     __doc__,
     SECTIONS,
     dict.fromkeys(SECTIONS, FILE),
-    shown,
     limit_seconds=150.0,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
@@ -640,7 +614,7 @@ def losses(results: pages.Results) -> list[str]:
         rows = [row | {"member": of_member(row)} for row in results.of(section=section)]
         loop = [row for row in rows if row["provider"] == PLAIN]
         groups += [[*group, *loop] for group in pages.cases(rows, "members")]
-    return pages.losses(groups, RIVALS, place, speed, "member")
+    return pages.losses(groups, RIVALS, place, "member")
 
 
 def of_member(row: Row) -> float | str:
@@ -650,12 +624,6 @@ def of_member(row: Row) -> float | str:
 
 def place(row: Row) -> str:
     return f"{row['case']}, {pages.plural(row['members'], 'member')}"
-
-
-def speed(row: Row, rival: Row) -> float:
-    if rival["provider"] == PLAIN:
-        return float(row["speedup"])
-    return float(rival["seconds"]) / float(row["seconds"])
 
 
 def race_table(rows: Sequence[Row]) -> str:
@@ -737,7 +705,7 @@ def pictures(results: pages.Results) -> dict[str, list[Figure]]:
             chosen += [row | {"members": largest} for row in chosen]
         chosen.sort(key=lambda row: int(row["members"]))
         members = [int(row["members"]) for row in chosen]
-        points = ([1e6 * float(row[x]) for row in chosen] for x in with_spread("seconds"))
+        points = ([1e6 * float(row[x]) for row in chosen] for x in measure.with_spread("seconds"))
         curves.append(Curve(provider, colour, members, *points, mark=mark))
     floor = 1e6 * int(rows[0]["floor_bytes"]) / float(rows[0]["copy_bandwidth"])
     words = {"reference": floor, "reference_name": "the floor", "log_y": True}

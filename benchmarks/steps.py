@@ -20,6 +20,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import calls
@@ -105,15 +106,12 @@ class Plan(NamedTuple):
     """Evaluations of the gradient of f with respect to the sample."""
 
 
-def plan(row: Any, evaluations: int = EVALUATIONS) -> Plan:
-    """How many samples an estimator draws if it evaluates f that often."""
-    if row.evaluations is None:
-        raise ValueError(f"{row.name} evaluates f at all joint outcomes, not at {evaluations}")
-    num_samples, left = divmod(evaluations - row.extra_evaluations, row.evaluations)
+def plan(row: Any) -> Plan:
+    """How many samples an estimator draws with its evaluations of f."""
+    num_samples, left = divmod(EVALUATIONS - row.extra_evaluations, row.evaluations)
     if left or num_samples < row.min_samples:
-        raise ValueError(f"{row.name} cannot use exactly {evaluations} evaluations of f")
-    cost = row.cost(num_samples)
-    return Plan(num_samples, *cost)
+        raise ValueError(f"{row.name} cannot use exactly {EVALUATIONS} evaluations of f")
+    return Plan(num_samples, *row.cost(num_samples))
 
 
 @dataclass(frozen=True)
@@ -383,21 +381,11 @@ FILE = File(
 )
 
 
-def shown(row: Row) -> str:
-    how = "vectorize=True, " if row["vectorize"] == "yes" else ""
-    time, memory, *shares = (cell.split(" (")[0] for cell in cells(row))
-    beyond = ", ".join(x for x in shares if x)
-    return (
-        f"{how}{time} the time and {memory} the memory of {BASELINE}, beyond f: {beyond or '0 %'}"
-    )
-
-
 BENCHMARK = Benchmark(
     "benchmarks/steps.py",
     __doc__,
     {"cpu": rows_of, "cuda": rows_of},
     {"cpu": FILE, "cuda": FILE},
-    shown,
     devices=("cpu", "cuda"),
     threads=2,
 )
@@ -454,20 +442,20 @@ def costs_table(rows: Sequence[Row], more: dict[str, Callable[[Row], str]] | Non
     baseline = next(row for row in rows if row["provider"] == BASELINE)
     unit = f"For information: {float(baseline['seconds']) * 1000:.3g} milliseconds and "
     unit += f"{float(baseline['peak_mib']):.3g} MiB is 1x."
-    headings = ("time", "memory", "beyond f", "beyond f and slopes")
-    columns = {"": label, "K": lambda row: str(row["num_samples"])}
-    columns |= {x: lambda row, n=n: cells(row)[n] for n, x in enumerate(headings)} | (more or {})
-    return f"{pages.table(rows, '', columns)}\n\n{unit}"
+    columns = {
+        "": label,
+        "K": lambda row: str(row["num_samples"]),
+        "time": lambda row: pages.ratio(row, "time_ratio"),
+        "memory": lambda row: f"{pages.short(row['memory_ratio'])}x",
+        "beyond f": partial(beyond, "overhead", lambda row: F_ALONE),
+        "beyond f and slopes": partial(beyond, "overhead_with_slopes", itemgetter("reference")),
+    }
+    return f"{pages.table(rows, '', columns | (more or {}))}\n\n{unit}"
 
 
-def cells(row: Row) -> list[str]:
-    """Time, memory and overheads of a row."""
-    return [
-        pages.ratio(row, "time_ratio"),
-        f"{pages.short(row['memory_ratio'])}x",
-        pages.share(row, "overhead") if row["provider"] != F_ALONE else "",
-        pages.share(row, "overhead_with_slopes") if row["provider"] != row["reference"] else "",
-    ]
+def beyond(column: str, reference: Callable[[Row], str], row: Row) -> str:
+    """The share of a step beyond its reference; nothing for the reference itself."""
+    return "" if row["provider"] == reference(row) else pages.share(row, column)
 
 
 def label(row: Row) -> str:

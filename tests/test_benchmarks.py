@@ -244,7 +244,7 @@ def test_a_section_that_breaks_off_keeps_what_it_has(tmp_path, capsys, columns, 
 
     sections = {"breaks": breaks, "good": good}
     files = dict.fromkeys(sections, measure.File("x.csv", columns))
-    benchmark = measure.Benchmark("x.py", "", sections, files, lambda row: "numbers", ("cpu",))
+    benchmark = measure.Benchmark("x.py", "", sections, files, ("cpu",))
     assert benchmark.main(["--output", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert out.count("breaks broke off") == 1
@@ -399,8 +399,7 @@ def test_losses_are_shown():
         [row("ours", 1.0, "10"), row("other", 0.5, "1", status="red gate: it is wrong")],
     ]
     rivals = {"ours": ("PyPI reinmax", "other")}
-    speed = lambda ours, rival: rival["seconds"] / ours["seconds"]  # noqa: E731
-    assert pages.losses(groups, rivals, lambda row: f"{row['seconds']:g}", speed, "memory") == [
+    assert pages.losses(groups, rivals, lambda row: f"{row['seconds']:g}", "memory") == [
         "`ours` is slower than PyPI `reinmax` at 4 (0.50x), 4 (0.75x).",
         "`ours` needs more memory than PyPI `reinmax` at 4 (1.50x).",
     ]
@@ -444,6 +443,32 @@ def test_targets_are_met_or_missed(module):
         check_verdicts(target)
         assert target.judged(stored)[1] in ("met", "**missed**")
         assert target.judged([dict.fromkeys(target.where, "another")]) == ("", "not measured")
+
+
+@pytest.mark.gpu
+# of torch's own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("module", "arguments", "machine", "memory"),
+    [
+        (steps, ["--device", "cuda"], "machine", "peak_mib"),
+        (kernels, ["--only", "small", "index"], "gpu", "peak_extra_bytes"),
+        (stacks, ["--synthetic"], "gpu", "peak_bytes"),
+    ],
+)
+def test_a_rehearsal_on_a_gpu(module, arguments, machine, memory, tmp_path):
+    assert module.BENCHMARK.main(["--quick", *arguments, "--output", str(tmp_path)]) == 0
+    results = module.PAGE.read(tmp_path)
+    assert {row[machine] for row in results.rows} == {torch.cuda.get_device_name()}
+    # PyPI reinmax may be missing, graphs share their memory, and overheads need none
+    rows = [row for row in results.rows if pages.is_ok(row) and row.get("section") != "overhead"]
+    assert all(float(row[memory]) > 0 for row in rows if row.get("mode", "eager") == "eager")
+    if module is kernels:
+        eager = results.of(section="small", mode="eager", status="ok")
+        assert any(row["provider"] == "reinmax" for row in eager)
+        assert all(int(row["launches_forward"]) > 0 for row in eager)
+        modes = {row["mode"] for row in results.of(section="small")}
+        assert modes == {"eager", "graph", "graph of 20"}
 
 
 # samplers on a CPU

@@ -142,22 +142,6 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
     assert len(results.rows) == len(others) + len(efficiency)
 
 
-@pytest.mark.gpu
-# of torch's own compiler
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_rehearsal_on_a_gpu(tmp_path):
-    arguments = ["--quick", "--only", "small", "index", "--output", str(tmp_path)]
-    assert kernels.BENCHMARK.main(arguments) == 0
-    results = kernels.PAGE.read(tmp_path)
-    assert {row["gpu"] for row in results.rows} == {torch.cuda.get_device_name()}
-    # PyPI reinmax may be missing
-    eager = results.of(section="small", mode="eager", status="ok")
-    assert any(row["provider"] == "reinmax" for row in eager)
-    assert all(int(row["launches_forward"]) > 0 for row in eager)
-    modes = {row["mode"] for row in results.of(section="small")}
-    assert modes == {"eager", "graph", "graph of 20"}
-
-
 def test_a_page_shows_what_there_is(results):
     for section in kernels.SECTIONS:
         part = pages.Results(results.of(section=section))

@@ -48,17 +48,10 @@ def test_all_get_six_evaluations_of_f(name, num_samples, slopes):
     assert steps.plan(ESTIMATORS[name]) == (num_samples, 6, slopes)
 
 
-@pytest.mark.parametrize(
-    ("name", "evaluations", "message"),
-    [
-        ("exact", 6, "all joint outcomes"),
-        ("rebar", 5, "cannot use exactly 5"),
-        ("leave_one_out", 1, "cannot use exactly 1"),
-    ],
-)
-def test_a_number_of_evaluations_that_does_not_fit_is_an_error(name, evaluations, message):
-    with pytest.raises(ValueError, match=message):
-        steps.plan(ESTIMATORS[name], evaluations)
+def test_a_number_of_evaluations_that_does_not_fit_is_an_error(monkeypatch):
+    monkeypatch.setattr(steps, "EVALUATIONS", 5)
+    with pytest.raises(ValueError, match="rebar cannot use exactly 5"):
+        steps.plan(ESTIMATORS["rebar"])
 
 
 @pytest.mark.parametrize("vectorize", [False, True])
@@ -187,14 +180,6 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
             assert float(row["loop_ratio"]) == 1
         if row["provider"] == "f alone":
             assert float(row["overhead"]) == 0
-
-
-@pytest.mark.gpu
-def test_a_rehearsal_on_a_gpu(tmp_path):
-    assert steps.BENCHMARK.main(["--quick", "--device", "cuda", "--output", str(tmp_path)]) == 0
-    rows = steps.PAGE.read(tmp_path).rows
-    assert {row["machine"] for row in rows} == {torch.cuda.get_device_name()}
-    assert all(float(row["seconds"]) > 0 and float(row["peak_mib"]) > 0 for row in rows)
 
 
 def test_the_stored_results_cover_everything_at_full_size(rows):
