@@ -1,29 +1,45 @@
 """Problems for the score-function estimators, their randomness, and second derivations.
 
 The randomness of most estimators falls into finitely many regions, in each of which the result is
-constant. Here is one point of every region with its probability, for
-all variables and samples together. The second derivations are surrogate losses, written as the
-papers print them, whose gradient is the estimate. Nothing here shares code with the library.
+constant. Here is one point of every region with its probability, for all variables and samples
+together. The second derivations are surrogate losses, written as the papers print them, whose
+gradient is the estimate. No mathematics here is the library's.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from discretegrad.testing import normal
 
 Regions = tuple[Tensor, Tensor]
 """One point of every region, (count, ...), and the probabilities of the regions, (count,)."""
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+doubles = partial(torch.tensor, dtype=torch.float64)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+def fixed_draws(monkeypatch):
+    """Random numbers that depend on the shape only: the same in every transform and device."""
+
+    def rand(*shape, dtype=torch.float32, device=None, generator=None):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
+        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
+
+    def randint(high, shape, device=None, generator=None):
+        place = torch.arange(math.prod(shape), device=device)
+        return (place * 2654435761 % high).reshape(shape)
+
+    # when torch first looks up a function, it lists all of them: these must not be in the list
+    torch._dynamo.trace_rules.lookup(torch.rand)
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(torch, "randint", randint)
 
 
 @dataclass(frozen=True)
@@ -47,19 +63,14 @@ class Problem:
     def f(self, z: Tensor) -> Tensor:
         """The exponential of a tanh network, and a product: of no finite order, and bounded."""
         hidden = torch.tanh(z.flatten(-self.logits.ndim) @ self.weight - 0.4)
-        mixing = torch.tensor([0.8, -0.6, 0.5, -0.9], dtype=torch.float64)
-        return (hidden @ mixing).exp() + hidden.prod(-1)
-
-    @property
-    def allowed_logits(self) -> Tensor:
-        if self.mask is None:
-            return self.logits
-        return self.logits.masked_fill(~self.mask, -math.inf)
+        return (hidden @ doubles([0.8, -0.6, 0.5, -0.9])).exp() + hidden.prod(-1)
 
     @property
     def probs(self) -> Tensor:
         """Of the categories, or of the values 0 and 1, in the last axis; one row per variable."""
-        logits = self.allowed_logits
+        logits = self.logits
+        if self.mask is not None:
+            logits = logits.masked_fill(~self.mask, -math.inf)
         if self.family == "bernoulli":
             return torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], -1)
         return logits.softmax(-1)
@@ -70,27 +81,18 @@ class Problem:
 
 
 PROBLEMS = [
-    Problem("small", "bernoulli", torch.tensor([0.9, -1.2, -0.3, 0.2], dtype=torch.float64)),
-    Problem("saturated", "bernoulli", torch.tensor([8.0, -0.4, -8.0, 5.0], dtype=torch.float64)),
+    Problem("small", "bernoulli", doubles([0.9, -1.2, -0.3, 0.2])),
+    Problem("saturated", "bernoulli", doubles([8.0, -0.4, -8.0, 5.0])),
     Problem(
-        "masked",
-        "bernoulli",
-        torch.tensor([0.7, 2.0, -1.1, 0.3, -math.inf], dtype=torch.float64),
-        torch.tensor([True, False, True, True, True]),
+        "masked", "bernoulli", doubles([0.7, 2, -1.1, 0.3, -math.inf]), doubles([1, 0, 1, 1, 1]) > 0
     ),
     Problem("small", "categorical", normal(3, 3, seed=2)),
-    Problem(
-        "saturated",
-        "categorical",
-        torch.tensor([[8, 0, -1], [0.3, -8, 0], [0, 1, -6]], dtype=torch.float64),
-    ),
+    Problem("saturated", "categorical", doubles([[8, 0, -1], [0.3, -8, 0], [0, 1, -6]])),
     Problem(
         "masked",
         "categorical",
-        torch.tensor(
-            [[0.5, -0.2, 0.1, 1], [-math.inf, 0.4, 0, -1], [2, 0, 0.3, 0.1]], dtype=torch.float64
-        ),
-        torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1]]) > 0,
+        doubles([[0.5, -0.2, 0.1, 1], [-math.inf, 0.4, 0, -1], [2, 0, 0.3, 0.1]]),
+        doubles([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1]]) > 0,
     ),
 ]
 
@@ -117,26 +119,20 @@ def possible(points: Tensor, probs: Tensor) -> Regions:
 
 def joint_samples(problem: Problem) -> Regions:
     """Every joint sample."""
-    parts = []
-    for row in problem.probs.reshape(-1, problem.probs.shape[-1]):
-        values = torch.eye(len(row), dtype=torch.float64)
-        if problem.family == "bernoulli":
-            values = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        parts.append(possible(values, row))
-    points, probs = product(parts)
+    states = problem.probs.shape[-1]
+    values = doubles([0, 1]) if problem.family == "bernoulli" else torch.eye(states).double()
+    points, probs = product([possible(values, row) for row in problem.probs])
     return points.reshape(-1, *problem.logits.shape), probs
 
 
-def between(edges: Sequence[float], lengths: Sequence[float], where: float) -> Regions:
-    """A point of each interval that begins at an edge, ``where`` of the way along it."""
-    begin, length = (torch.tensor(x, dtype=torch.float64) for x in (edges, lengths))
-    return possible(begin + where * length, length)
-
-
 def antithetic_uniform(chance: float, other: float, where: float) -> Regions:
-    """A uniform number compared with ``chance`` = 1 - ``other``, and with the opposite."""
+    """A uniform number compared with ``chance`` = 1 - ``other``, and with the opposite.
+
+    A point of each of three intervals, ``where`` of the way along it.
+    """
     low = min(chance, other)
-    return between([0, low, 1 - low], [low, max(chance, other) - low, low], where)
+    length = doubles([low, max(chance, other) - low, low])
+    return possible(doubles([0, low, 1 - low]) + where * length, length)
 
 
 def pairs(problem: Problem, count: int, where: float = 0.5) -> Regions:
@@ -149,32 +145,28 @@ def tree_nodes(n: int, tree: str) -> list[tuple[int, int, int]]:
     """Begin, split and end of every inner node, in the order of their splits."""
 
     def below(begin, end):
-        if end - begin < 2:
+        size = end - begin
+        if size < 2:
             return []
-        split = begin + 1 if tree == "stick_breaking" else begin + widest_left(end - begin)
+        # of a balanced tree the left side is full: the largest power of two less than its size
+        split = begin + (1 if tree == "stick_breaking" else 2 ** ((size - 1).bit_length() - 1))
         return [*below(begin, split), (begin, split, end), *below(split, end)]
 
     return below(0, n)
 
 
-def widest_left(size: int) -> int:
-    """Of a balanced tree the left side is full: the largest power of two less than its size."""
-    return 2 ** ((size - 1).bit_length() - 1)
-
-
 def tree_pairs(problem: Problem, count: int, tree: str, where: float = 0.5) -> Regions:
     """The uniforms of ``count`` antithetic pairs of paths, one uniform per node."""
     variables = []
-    for row in problem.probs.reshape(-1, problem.probs.shape[-1]):
+    for row in problem.probs:
         parts = []
         for begin, split, end in tree_nodes(len(row), tree):
-            left, right = row[begin:split].sum(), row[split:end].sum()
-            total = (left + right).item()
-            chances = (right.item() / total, left.item() / total) if total > 0 else (0.0, 1.0)
+            left, right = row[begin:split].sum().item(), row[split:end].sum().item()
+            total = left + right
+            chances = (right / total, left / total) if total > 0 else (0.0, 1.0)
             parts.append(antithetic_uniform(*chances, where))
         variables.append(product(parts))
-    points, probs = product(variables)
-    return repeat((points.reshape(-1, *problem.logits.shape[:-1], points.shape[-1]), probs), count)
+    return repeat(product(variables), count)
 
 
 def dirichlet_uniforms(problem: Problem, count: int, where: float = 0.5) -> Regions:
@@ -184,47 +176,38 @@ def dirichlet_uniforms(problem: Problem, count: int, where: float = 0.5) -> Regi
     ``max(1 - |S| c, 0) ** (K - 1)``; inclusion and exclusion give that of exactly the set S.
     """
     parts = []
-    for both in problem.probs:
-        threshold = 1 - both.min().item() ** (1 / (count - 1))
-        found = []
+    for unlikely in problem.probs.amin(-1).tolist():
+        threshold = 1 - unlikely ** (1 / (count - 1))
+        all_exceed = [max(1 - size * threshold, 0.0) ** (count - 1) for size in range(count + 1)]
+        all_exceed[1] = unlikely  # without rounding
+        points, probs = [], []
         for chosen in itertools.product([False, True], repeat=count):
             size = sum(chosen)
             point = simplex_point(chosen, threshold, where)
-            if point is None:
-                continue
-            prob = sum(
-                math.comb(count - size, more)
-                * (-1) ** more
-                * all_exceed(size + more, threshold, count, both.min().item())
-                for more in range(count - size + 1)
-            )
-            # the uniforms whose exponential numbers are d, and so have the shares d
-            found.append((-torch.expm1(-point), prob))
-        points = torch.stack([point for point, _ in found])
-        parts.append(possible(points, torch.tensor([p for _, p in found], dtype=torch.float64)))
+            if point is not None:
+                # the uniforms whose exponential numbers are d, and so have the shares d
+                points.append(-torch.expm1(-point))
+                rest = range(count - size + 1)
+                signed = [
+                    math.comb(count - size, m) * (-1) ** m * all_exceed[size + m] for m in rest
+                ]
+                probs.append(sum(signed))
+        parts.append(possible(torch.stack(points), doubles(probs)))
     points, probs = product(parts)
     return points.permute(2, 0, 1), probs
-
-
-def all_exceed(size: int, threshold: float, count: int, unlikely: float) -> float:
-    if size == 1:
-        return unlikely  # without rounding
-    return max(1 - size * threshold, 0.0) ** (count - 1)
 
 
 def simplex_point(chosen: Sequence[bool], threshold: float, where: float) -> Tensor | None:
     """A point of the simplex whose chosen numbers, and no others, exceed the threshold."""
     size, count = sum(chosen), len(chosen)
     if size == 0:
-        return torch.full((count,), 1 / count).double() if count * threshold > 1 else None
+        return doubles([1 / count] * count) if count * threshold > 1 else None
     spare = 1 - size * threshold
     if spare <= 0:
         return None
-    low = 0.0
-    if size < count:
-        low = where * min(threshold, spare / (count - size))
+    low = where * min(threshold, spare / (count - size)) if size < count else 0.0
     high = (1 - (count - size) * low) / size
-    return torch.tensor([high if is_in else low for is_in in chosen], dtype=torch.float64)
+    return doubles([high if is_in else low for is_in in chosen])
 
 
 def logistic_grid(count: int, step: float, reach: float) -> Regions:
@@ -248,16 +231,14 @@ def exponential_grid(n: int, drawn: int, step: float, reach: float) -> Regions:
     return ratios, (log_density + (n - 1) * math.log(step)).exp()
 
 
-def third_difference(f: Callable[[Tensor], Tensor], problem: Problem) -> float:
+def third_difference(problem: Problem) -> float:
     """Of f, when three variables change their value: zero for quadratic f."""
     total = 0.0
     for choice in itertools.product([0, 1], repeat=3):
-        values = torch.tensor([*choice] + [0] * (problem.probs.shape[0] - 3))
-        if problem.family == "bernoulli":
-            z = values.double()
-        else:
-            z = torch.nn.functional.one_hot(values, problem.logits.shape[-1]).double()
-        total += (-1) ** sum(choice) * f(z).item()
+        z = torch.tensor([*choice] + [0] * (len(problem.probs) - 3))
+        if problem.family == "categorical":
+            z = torch.nn.functional.one_hot(z, problem.logits.shape[-1])
+        total += (-1) ** sum(choice) * problem.f(z.double()).item()
     return total
 
 
@@ -265,10 +246,6 @@ def log_prob(logits: Tensor, z: Tensor, family: str) -> Tensor:
     if family == "bernoulli":
         return (z * logits - torch.nn.functional.softplus(logits)).sum()
     return (z * logits.log_softmax(-1)).sum()
-
-
-def mean_of(logits: Tensor, family: str) -> Tensor:
-    return torch.sigmoid(logits) if family == "bernoulli" else logits.softmax(-1)
 
 
 def slope_of(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -321,19 +298,16 @@ def arms(problem, logits, uniform) -> Tensor:
 
 
 def disarm_tree(problem, logits, uniform, tree) -> Tensor:
-    total = 0.0
-    nodes = tree_nodes(logits.shape[-1], tree)
+    total, n = 0.0, logits.shape[-1]
+    nodes = tree_nodes(n, tree)
     for pair in uniform:
-        paths, leaves = [], []
+        paths, values = [], []
         for antithetic in (False, True):
             walks = [walk(row, u, nodes, antithetic) for row, u in zip(logits, pair, strict=True)]
             paths.append([path for path, _ in walks])
-            leaves.append(torch.tensor([leaf for _, leaf in walks]))
-        first, second = (
-            problem.f(torch.nn.functional.one_hot(leaf, logits.shape[-1]).double())
-            for leaf in leaves
-        )
-        half = (first - second).detach() / 2
+            leaves = torch.tensor([leaf for _, leaf in walks])
+            values.append(problem.f(torch.nn.functional.one_hot(leaves, n).double()))
+        half = (values[0] - values[1]).detach() / 2
         for row, path, other in zip(logits, *paths, strict=True):
             for node in {*path, *other}:
                 phi = node_logit(row, node)
@@ -366,7 +340,7 @@ def walk(row, uniform, nodes, antithetic):
 
 
 def muprop(problem, logits, samples, offset, slope) -> Tensor:
-    mean = mean_of(logits, problem.family)
+    mean = torch.sigmoid(logits) if problem.family == "bernoulli" else logits.softmax(-1)
     fixed = mean.detach()
     g, level = slope_of(problem.f, fixed), problem.f(fixed)
     total = 0.0
@@ -380,14 +354,12 @@ def double_cv(problem, logits, samples, alpha) -> Tensor:
     count, p = len(samples), torch.sigmoid(logits).detach()
     f = torch.stack([problem.f(b) for b in samples]).detach()
     g = torch.stack([slope_of(problem.f, b) for b in samples])
-    control = torch.zeros(count, dtype=torch.float64)
-    for k in range(count):
-        others = [j for j in range(count) if j != k]
-        control[k] = alpha * (g[others].mean(0) * (samples[k] - p)).sum()
+    others = [[j for j in range(count) if j != k] for k in range(count)]
+    linear = [(g[others[k]].mean(0) * (samples[k] - p)).sum() for k in range(count)]
+    controlled = f + alpha * torch.stack(linear)
     total = -alpha * (g.mean(0) * p * (1 - p) * logits).sum()
     for k in range(count):
-        others = [j for j in range(count) if j != k]
-        rest = f[k] + control[k] - (f + control)[others].mean()
+        rest = controlled[k] - controlled[others[k]].mean()
         total = total + rest * log_prob(logits, samples[k], "bernoulli") / count
     return total
 
@@ -429,7 +401,7 @@ def rodeo(problem, logits, samples, control, alpha, beta) -> Tensor:
     return total / count
 
 
-def relaxed(problem, logits, samples, noise, free_noise, control, scale, tau) -> Tensor:
+def relaxed(problem, logits, samples, noise, scale, tau, tied, control=None) -> Tensor:
     """REBAR and RELAX, with all derivatives by autograd through the noise."""
     relax = torch.sigmoid if problem.family == "bernoulli" else lambda x: x.softmax(-1)
 
@@ -440,8 +412,8 @@ def relaxed(problem, logits, samples, noise, free_noise, control, scale, tau) ->
 
     total = 0.0
     for k, b in enumerate(samples):
-        given = conditional(problem, logits, b, noise[k])
-        free = given if free_noise is None else conditional(problem, logits, b, free_noise[k])
+        # that of z given b first; there is no other where they are tied
+        given, free = (conditional(problem, logits, b, noise[x, k]) for x in (0, -1))
         # as a free variable: the noise stays where it is when the logits move
         free = logits + (free - logits).detach()
         if problem.family == "categorical":

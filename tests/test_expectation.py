@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
+import score_oracles
+from cases import each
 from discretegrad import (
     ESTIMATORS,
     ControlNetwork,
@@ -29,36 +31,26 @@ from discretegrad import (
     Rodeo,
     exact_expectation,
     expectation,
-    reinmax,
     rodeo,
+    testing,
 )
 from discretegrad.expectation import make_object
 from discretegrad.families import FAMILIES
+from discretegrad.testing import assert_close, normal, seeded
 
 INF, NAN = math.inf, math.nan
-# for one formula computed along two paths
-TOLERANCES = {
-    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
-    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
-}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
+fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 
 def joint_control(axes: int) -> Callable[[Tensor], Tensor]:
     """A control variate of joint samples that take up the last ``axes`` axes."""
+    return lambda z: sums_over(z.mul(0.7).tanh(), axes)
 
-    def control(z: Tensor) -> Tensor:
-        return z.mul(0.7).tanh().sum(tuple(range(-axes, 0))) if axes else z.mul(0.7).tanh()
 
-    return control
+def sums_over(x: Tensor, axes: int) -> Tensor:
+    return x.sum(tuple(range(-axes, 0))) if axes else x
 
 
 def stein_control(x: Tensor) -> Tensor:
@@ -66,69 +58,49 @@ def stein_control(x: Tensor) -> Tensor:
     return (x * 0.3).tanh() + x.flip(-1) * 0.1
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Options under which a row is tested, and its cost where they change it."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    # evaluations and slopes per sample, and the same whatever the number of samples
-    cost: Mapping[str, int] = field(default_factory=dict)
-
-
-# a row that is not listed has no options
-VARIANTS: Mapping[str, Sequence[Variant]] = {
-    "gumbel_softmax": (Variant(), Variant({"hard": False})),
-    "gumbel_rao": (Variant({"num_draws": 3}),),
-    "gapped": (Variant({"gap": "p"}),),
-    "mean_baseline": (Variant(), Variant({"order": 1})),
-    "reinforce": (
-        Variant(),
-        Variant({"baseline": "self_critical"}, {"extra_evaluations": 1}),
-        Variant({"baseline": torch.Tensor.mean}),
-    ),
-    "disarm_tree": (Variant(), Variant({"tree": "stick_breaking"})),
-    "muprop": (Variant(), Variant({"offset": 0.4, "slope": -0.6})),
-    "double_cv": (Variant(), Variant({"alpha": 0.5})),
-    "rebar": (Variant(), Variant({"tied": False}, {"evaluations": 3, "slopes": 2})),
-    "relax": (
-        Variant({"control": joint_control}),
-        Variant({"control": joint_control, "tied": True}, {"evaluations": 2, "slopes": 1}),
-        Variant({"control": joint_control, "scale": 0.0}, {"evaluations": 1, "slopes": 0}),
-    ),
-    "rodeo": (Variant({"control": stein_control, "alpha": 0.7, "beta": -0.4}),),
+# the options under which a row is tested, and its cost where they change it; a row that is not
+# listed has no options
+VARIANTS: Mapping[str, Sequence[Any]] = {
+    "gumbel_softmax": [(), ({"hard": False},)],
+    "gumbel_rao": [({"num_draws": 3},)],
+    "gapped": [({"gap": "p"},)],
+    "mean_baseline": [(), ({"order": 1},)],
+    "reinforce": [
+        (),
+        ({"baseline": "self_critical"}, {"extra_evaluations": 1}),
+        ({"baseline": torch.Tensor.mean},),
+    ],
+    "disarm_tree": [(), ({"tree": "stick_breaking"},)],
+    "muprop": [(), ({"offset": 0.4, "slope": -0.6},)],
+    "double_cv": [(), ({"alpha": 0.5},)],
+    "rebar": [(), ({"tied": False}, {"evaluations": 3, "slopes": 2})],
+    "relax": [
+        ({"control": joint_control},),
+        ({"control": joint_control, "tied": True}, {"evaluations": 2, "slopes": 1}),
+        ({"control": joint_control, "scale": 0.0}, {"evaluations": 1, "slopes": 0}),
+    ],
+    "rodeo": [({"control": stein_control, "alpha": 0.7, "beta": -0.4},)],
 }
 # the samples of these depend on each other
 COUPLED = {"disarm", "arms", "disarm_tree"}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(testing.Case):
     """An estimator with its options."""
 
-    row: Estimator
-    family: str
-    variant: Variant
+    own_cost: Mapping[str, int] = field(default_factory=dict)
+    """What the options change: evaluations and slopes per sample, and whatever their number."""
 
     def __str__(self):
-        options = [
-            f"{name}={getattr(value, '__name__', value)}"
-            for name, value in self.variant.options.items()
-            if name != "control"
-        ]
-        return "-".join([self.family, self.row.name, *options])
-
-    @property
-    def categorical(self) -> bool:
-        return self.family == "categorical"
+        options = {name: x for name, x in self.options.items() if name != "control"}
+        named = {name: getattr(x, "__name__", x) for name, x in options.items()}
+        return str(testing.Case(self.row, self.family, named))
 
     @property
     def sampled(self) -> bool:
         """Whether f is evaluated at samples, and not at all outcomes."""
         return self.row.evaluations is not None
-
-    @property
-    def hard(self) -> bool:
-        return self.variant.options.get("hard", True)
 
     @property
     def needs_slope(self) -> bool:
@@ -140,49 +112,38 @@ class Case:
         return max(2, self.row.min_samples)
 
     def cost(self, what: str) -> int:
-        return self.variant.cost.get(what, getattr(self.row, what))
-
-    def options(self, problem: "Problem") -> dict[str, Any]:
-        options = dict(self.variant.options)
-        if options.get("control") is joint_control:
-            options["control"] = joint_control(len(problem.consumed))
-        return options
+        return self.own_cost.get(what, getattr(self.row, what))
 
     def run(self, problem: "Problem", f=None, logits=None, estimator=None, **arguments) -> Tensor:
-        arguments = {"num_samples": self.count, **self.options(problem), **arguments}
+        options = {"num_samples": self.count, "family": self.family, **self.options}
+        if options.get("control") is joint_control:
+            options["control"] = joint_control(len(problem.consumed))
         return expectation(
             problem.logits if logits is None else logits,
             problem.f if f is None else f,
             self.row.name if estimator is None else estimator,
-            family=self.family,
-            **arguments,
+            **{**options, **arguments},
         )
 
+    def results(self, problem: "Problem", *positional, **arguments) -> tuple[Tensor, ...]:
+        """The result, and the gradients for the logits and the weight of the problem."""
+        result = self.run(problem, *positional, **arguments)
+        return result.detach(), *problem.backward(result)
 
-CASES = [
-    Case(row, family, variant)
+
+# for each row and family a case for each variant; the first of them is the default
+VARIED = [
+    [Case(row, family, *variant) for variant in VARIANTS.get(row.name, [()])]
     for row in ESTIMATORS.values()
-    for variant in VARIANTS.get(row.name, (Variant(),))
     for family in row.families
 ]
-# one for each row and family
-DEFAULTS = [case for case in CASES if case.variant == VARIANTS.get(case.row.name, (Variant(),))[0]]
+CASES = [case for cases in VARIED for case in cases]
+DEFAULTS = [cases[0] for cases in VARIED]
 SAMPLED = [case for case in CASES if case.sampled]
-SCORE = [case for case in CASES if case.row.kind == "score"]
 SLOPED = [case for case in SAMPLED if case.needs_slope]
 SLOPE_FREE = [case for case in CASES if not case.needs_slope]
-CATEGORICAL = [case for case in CASES if case.categorical]
-BERNOULLI = [case for case in CASES if not case.categorical]
 REINMAX = {case.family: case for case in CASES if case.row.name == "reinmax"}
 WITH_TAU = [case for case in CASES if case.row.kind == "sampler" or "tau" in case.row.options]
-
-
-def each(cases):
-    return pytest.mark.parametrize("case", cases, ids=str)
-
-
-def sums_over(x: Tensor, axes: int) -> Tensor:
-    return x.sum(tuple(range(-axes, 0))) if axes else x
 
 
 class Problem:
@@ -205,9 +166,9 @@ class Problem:
     def leaves(self) -> tuple[Tensor, Tensor]:
         return self.logits, self.weight
 
-    def fill(self, logits: Tensor | float) -> None:
+    def fill(self, logits: Tensor | float, where: Any = ...) -> None:
         with torch.no_grad():
-            self.logits[:] = logits
+            self.logits[where] = logits
 
     def sound(self, result: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients, which are finite, as the result is, and not all zero."""
@@ -223,37 +184,24 @@ class Problem:
 
 
 class Recorder:
-    """Remembers what f was asked and what it said."""
+    """Remembers what f was asked and what it said, and counts gradients that come back."""
 
     def __init__(self, f):
-        self.f = f
+        self.f, self.slopes = f, 0
         self.seen: list[Tensor] = []
         self.losses: list[Tensor] = []
 
     def __call__(self, z: Tensor) -> Tensor:
         self.seen.append(z.detach().clone())
+        if z.requires_grad:
+            z = z.clone()
+            z.register_hook(self._count)
         loss = self.f(z)
         self.losses.append(loss.detach())
         return loss
 
-
-class CountedSlope(torch.autograd.Function):
-    """The identity; counts how often a gradient comes back through it."""
-
-    count = 0
-
-    @staticmethod
-    def forward(ctx, z):
-        return z.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        CountedSlope.count += 1
-        return g
-
-
-def assert_close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, **TOLERANCES[expected.dtype])
+    def _count(self, gradient: Tensor) -> None:
+        self.slopes += 1
 
 
 def assert_all(check: Callable[[Tensor, Tensor], Any], found, expected) -> None:
@@ -267,25 +215,6 @@ def global_seed():
     with torch.random.fork_rng():
         torch.manual_seed(1)
         yield
-
-
-@pytest.fixture
-def fixed_draws(monkeypatch):
-    """Random numbers that depend on the shape only: evenly spread, the same in every transform."""
-
-    def rand(*shape, dtype=torch.float32, device=None, generator=None):
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
-        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
-
-    def randint(high, shape, device=None, generator=None):
-        place = torch.arange(math.prod(shape), device=device)
-        return (place * 2654435761 % high).reshape(shape)
-
-    # when torch first looks up a function, it lists all of them: these must not be in the list
-    torch._dynamo.trace_rules.lookup(torch.rand)
-    monkeypatch.setattr(torch, "rand", rand)
-    monkeypatch.setattr(torch, "randint", randint)
 
 
 @pytest.fixture
@@ -310,7 +239,7 @@ SHAPES = [(batch, latent) for batch in ((), (4,), (3, 2)) for latent in ((), (2,
 @pytest.mark.parametrize(("batch", "latent"), SHAPES, ids=str)
 def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
     problem = Problem(case, batch, latent)
-    f = Recorder(problem.f)
+    f, of_reinmax = Recorder(problem.f), Recorder(problem.f)
     result = case.run(problem, f, generator=seeded(1))
     assert result.shape == batch
     assert result.dtype == torch.float64
@@ -322,6 +251,10 @@ def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
             assert ((sample == 0) | (sample == 1)).all()
             if case.categorical:
                 assert (sample.sum(-1) == 1).all()
+    if case.hard and case.row.name not in COUPLED:
+        # independent samples are the same for all estimators
+        REINMAX[case.family].run(problem, of_reinmax, generator=seeded(1))
+        assert_all(torch.equal, samples, of_reinmax.seen)
     plain = torch.stack([problem.f(sample) for sample in samples]).mean(0)
     assert torch.equal(result, plain)
     to_logits, to_weight = problem.backward(result)
@@ -334,36 +267,30 @@ def test_value_is_the_mean_of_f_at_discrete_samples(case, batch, latent):
 def test_value_without_samples_is_the_expectation(case):
     for batch, latent in SHAPES:
         problem = Problem(case, batch, latent)
-        result = case.run(problem)
+        f = Recorder(problem.f)
+        result = case.run(problem, f, vectorize=False)
+        # one call finds the shape
+        outcomes = (3 if case.categorical else 2) ** math.prod(latent)
+        assert len(f.seen) == 1 + outcomes
         assert result.shape == batch
-        expected = exact_expectation(problem.logits, problem.f, family=case.family)
+        expected = exact_expectation(problem.logits, problem.f, family=case.family, vectorize=False)
         assert torch.equal(result, expected)
-        gradients = problem.backward(result), problem.backward(expected)
-        assert_all(torch.equal, *gradients)
+        assert_all(torch.equal, problem.backward(result), problem.backward(expected))
+        assert len(f.seen) == 1 + 2 * outcomes
 
 
-@each(SCORE)
-def test_front_function_and_row_are_the_same(case):
-    problem = Problem(case)
-    function, options = case.row.function, case.options(problem)
-    ways = [
-        case.run(problem, generator=seeded(1)),
-        case.run(problem, estimator=case.row, generator=seeded(1)),
-        case.run(problem, estimator=function, generator=seeded(1)),
-        case.run(problem, estimator=partial(function), generator=seeded(1)),
-        function(
-            problem.logits,
-            problem.f,
-            num_samples=case.count,
-            family=case.family,
-            generator=seeded(1),
-            **options,
-        ),
-    ]
-    expected = problem.backward(ways[0])
-    for result in ways[1:]:
-        assert torch.equal(result, ways[0])
-        assert_all(torch.equal, problem.backward(result), expected)
+@each(CASES)
+def test_ways_to_name_an_estimator(case):
+    """Its row, its function, any callable like it, a row of one's own; the family's object."""
+    problem, row = Problem(case), case.row
+    expected = case.results(problem, generator=seeded(1))
+    mine = dataclasses.replace(row, name="mine", function=partial(row.function))
+    ways = [row, row.function, mine, *([mine.function] if row.kind == "score" else [])]
+    for estimator in ways:
+        arguments = {"estimator": estimator, "family": FAMILIES[case.family]}
+        assert_all(torch.equal, case.results(problem, generator=seeded(1), **arguments), expected)
+    with pytest.raises(TypeError, match=r"^mine: expected options among"):
+        case.run(problem, estimator=mine, flavour=1)
 
 
 def as_given(case: Case, samples: Sequence[Tensor]) -> Tensor:
@@ -376,26 +303,19 @@ def as_given(case: Case, samples: Sequence[Tensor]) -> Tensor:
 def test_draws_that_were_made_elsewhere(case):
     problem = Problem(case)
     f = Recorder(problem.f)
-    drawn = case.run(problem, f, num_samples=4, generator=seeded(1))
-    given = as_given(case, f.seen[:4])
-    expected, before = problem.backward(drawn), torch.get_rng_state()
+    drawn = case.results(problem, f, num_samples=4, generator=seeded(1))
+    given, before = as_given(case, f.seen[:4]), torch.get_rng_state()
     # whatever says which of two values it is
     forms = [given] if case.categorical else [given, given.bool(), given.clone().requires_grad_()]
-    for form in forms:
-        for count in (None, 4):
-            again = case.run(problem, num_samples=count, given=form)
-            assert torch.equal(again, drawn)
-            assert_all(torch.equal, problem.backward(again), expected)
+    for form, count in itertools.product(forms, (None, 4)):
+        assert_all(torch.equal, case.results(problem, num_samples=count, given=form), drawn)
     assert torch.equal(torch.get_rng_state(), before)
     if case.row.name not in COUPLED:
         other = case.run(problem, num_samples=4, given=given.roll(1, 1))
-        assert not torch.equal(other, drawn)
+        assert not torch.equal(other, drawn[0])
 
 
-RELAXED = [case for case in SCORE if case.row.takes]
-
-
-@each(RELAXED)
+@each([case for case in CASES if case.row.kind == "score" and case.row.takes])
 def test_draws_and_noise_that_were_made_elsewhere(case):
     problem = Problem(case)
     f = Recorder(problem.f)
@@ -404,7 +324,7 @@ def test_draws_and_noise_that_were_made_elsewhere(case):
     # the same numbers: those of the draw come first
     generator, shape = seeded(1), (3, *problem.logits.shape)
     torch.rand((3, *given.shape[1:]), generator=generator, dtype=torch.float64)
-    tied = case.options(problem).get("tied", case.row.options["tied"])
+    tied = case.options.get("tied", case.row.options["tied"])
     uniform = torch.stack(
         [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2 - tied)]
     )
@@ -412,95 +332,74 @@ def test_draws_and_noise_that_were_made_elsewhere(case):
     noise = noise[0] if tied else noise
     again = case.run(problem, num_samples=None, given=given, noise=noise)
     assert torch.equal(again, drawn)
-    for actual, wanted in zip(problem.backward(again), problem.backward(drawn), strict=True):
-        assert_close(actual, wanted)
+    assert_all(assert_close, problem.backward(again), problem.backward(drawn))
     # the noise may be drawn here all the same
     assert torch.equal(case.run(problem, num_samples=None, given=given), drawn)
-    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given= beside noise="):
-        case.run(problem, noise=noise)
-    for wrong, error, message in (
-        (noise[:1], ValueError, rf"noise of shape \({', '.join(map(str, noise.shape))}\), got"),
-        (-noise.abs() if case.categorical else noise * NAN, ValueError, "finite .* noise, got"),
-        (3.0, TypeError, "noise to be a floating-point tensor, got float"),
+    for draws, wrong, error, message in (
+        (None, noise, ValueError, "given= beside noise="),
+        (given, noise[:1], ValueError, f"noise of shape {re.escape(str(tuple(noise.shape)))}, got"),
+        (
+            given,
+            -noise.abs() * (1 if case.categorical else NAN),
+            ValueError,
+            "finite .* noise, got",
+        ),
+        (given, 3.0, TypeError, "noise to be a floating-point tensor, got float"),
     ):
         with pytest.raises(error, match=f"^{case.row.name}: expected .*{message}"):
-            case.run(problem, num_samples=None, given=given, noise=wrong)
+            case.run(problem, num_samples=None, given=draws, noise=wrong)
 
 
 @each(SAMPLED)
-def test_draws_that_do_not_fit(case):
-    problem = Problem(case)
+def test_draws_that_are_refused(case):
+    problem, name = Problem(case), case.row.name
+    # the first category or the value 0 is the likeliest
+    problem.fill(torch.tensor([2.0, 1.0, 0.0]) if case.categorical else -1.0)
     good = torch.zeros(case.count, *problem.logits.shape)
     good = good[..., 0].long() if case.categorical else good
-    for given in (good[0], torch.cat([good, good])):
-        with pytest.raises(ValueError, match=re.escape(f"on cpu, got {tuple(given.shape)} on cpu")):
-            case.run(problem, given=given)
-    for given in ([0.0], good.to(torch.complex64)):
-        with pytest.raises(TypeError, match=f"^{case.row.name}: expected given to be a"):
-            case.run(problem, given=given)
-
-
-@each(SAMPLED)
-def test_draws_that_nobody_can_make(case):
-    problem = Problem(case)
-    good = torch.zeros(case.count, *problem.logits.shape)
-    good = good[..., 0].long() if case.categorical else good
-    for value in (-1, 3) if case.categorical else (0.5, 2.0, NAN):
-        given = good.clone()
-        given[0, 0, 0] = value
-        with pytest.raises(ValueError, match=r"expected (every )?given (categories in|value to)"):
-            case.run(problem, given=given)
+    if not case.row.takes:
+        assert case.run(problem, given=good).isfinite().all()
     mask = torch.ones_like(problem.logits, dtype=torch.bool)
     mask[0, 0] = torch.arange(3) > 0 if case.categorical else False
-    with pytest.raises(ValueError, match=r"expected given (categories|values) that are"):
-        case.run(problem, given=good if case.categorical else 1 - good, mask=mask)
-
-
-@each([case for case in CASES if case.row.name in ("disarm", "disarm_tree")])
-def test_pairs_that_are_not_antithetic(case):
-    """Partners never take the less likely of two values both."""
-    problem = Problem(case)
-    with torch.no_grad():
-        problem.logits[:] = torch.tensor([2.0, 1.0, 0.0]) if case.categorical else -1.0
-    good = torch.zeros(2, *problem.logits.shape)
-    good = good[..., 0].long() if case.categorical else good
-    assert case.run(problem, given=good).isfinite().all()
-    with pytest.raises(ValueError, match=f"^{case.row.name}: expected given to hold antithetic"):
-        case.run(problem, given=good + (2 if case.categorical else 1))
+    excluded = good if case.categorical else 1 - good
+    refused = [
+        (ValueError, r".* on cpu, got \([\d, ]+\) on cpu", good[0], None),
+        (ValueError, r".* on cpu, got \([\d, ]+\) on cpu", torch.cat([good, good]), None),
+        (TypeError, "given to be a", [0.0], None),
+        (TypeError, "given to be a", good.to(torch.complex64), None),
+        (ValueError, "given (categories|values) that are", excluded, mask),
+    ]
+    for value in (-1, 3) if case.categorical else (0.5, 2.0, NAN):
+        wrong = good.clone()
+        wrong[0, 0, 0] = value
+        refused.append((ValueError, "(every )?given (categories in|value to)", wrong, None))
+    if name in ("disarm", "disarm_tree"):
+        # partners never take the less likely of two values both
+        unlikely = good + (2 if case.categorical else 1)
+        refused.append((ValueError, "given to hold antithetic", unlikely, None))
+    for error, message, given, where in refused:
+        with pytest.raises(error, match=f"^{name}: expected {message}"):
+            case.run(problem, given=given, mask=where)
 
 
 def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
-    logits = normal(3, 2, 4, dtype=torch.float64)
+    logits, target = normal(3, 2, 4), normal(4, seed=1)
     weights = [torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64) * s for s in (1, 2)]
-    target = normal(4, seed=1, dtype=torch.float64)
     given = (normal(2, 3, 2, 4, seed=2) > 0).double()
-    found = []
-    for rows in ([slice(0, 3)], [slice(n, n + 1) for n in range(3)]):
-        leaves = [x.clone().requires_grad_() for x in (logits, *weights)]
-        for row in rows:
-            alpha, beta = (w[row] if len(rows) == 1 else w[row.start] for w in leaves[1:])
-            loss = rodeo(
-                leaves[0][row],
-                lambda b: ((b - target) ** 3).sum(-1),
-                given=given[:, row],
-                control=stein_control,
-                alpha=alpha,
-                beta=beta,
-            )
-            loss.mean(1).sum().backward()
-        found.append([x.grad for x in leaves])
-    assert_all(assert_close, *found)
 
+    def estimate(logits, given, alpha, beta):
+        arguments = {"given": given, "control": stein_control, "alpha": alpha, "beta": beta}
+        return rodeo(logits, lambda b: ((b - target) ** 3).sum(-1), **arguments).mean(1).sum()
 
-@pytest.mark.parametrize("shape", [(2,), (3, 2, 4), (3, 2, 4, 1)])
-def test_rodeo_with_weights_that_do_not_fit(shape):
-    with pytest.raises(ValueError, match=r"alpha to be .*, or with one for the first axes of \(3"):
-        rodeo(
-            torch.zeros(3, 2, 4, requires_grad=True),
-            lambda b: b.sum(-1),
-            control=stein_control,
-            alpha=torch.zeros(shape),
-        )
+    together, alone = ([x.clone().requires_grad_() for x in (logits, *weights)] for _ in range(2))
+    estimate(together[0], given, *together[1:]).backward()
+    for n in range(3):
+        estimate(alone[0][n : n + 1], given[:, n : n + 1], *(x[n] for x in alone[1:])).backward()
+    assert_all(assert_close, (x.grad for x in together), (x.grad for x in alone))
+    for shape in ((2,), (3, 2, 4), (3, 2, 4, 1)):
+        message = r"alpha to be .*, or with one for the first axes of \(3"
+        with pytest.raises(ValueError, match=message):
+            estimate(together[0], given, torch.zeros(shape), 0.0)
 
 
 @each(CASES)
@@ -517,9 +416,10 @@ def test_nothing_to_sample(case, batch, latent):
 
 @each(CASES)
 def test_samples_and_gradients_have_the_dtype_of_the_logits_and_the_result_that_of_f(case):
+    """Also for an f that is random: what it said is what counts."""
     for dtype, loss_dtype in itertools.product(FLOATS, FLOATS):
         problem = Problem(case, (20,), dtype=dtype)
-        f = Recorder(lambda z: problem.f(z).to(loss_dtype))  # noqa: B023
+        f = Recorder(lambda z: (problem.f(z) * torch.rand(20)).to(loss_dtype))  # noqa: B023
         result = case.run(problem, f)
         assert all(z.dtype == dtype for z in f.seen)
         assert result.dtype == (loss_dtype if case.sampled else dtype)
@@ -528,34 +428,17 @@ def test_samples_and_gradients_have_the_dtype_of_the_logits_and_the_result_that_
         assert all(x.dtype == dtype for x in problem.sound(result))
 
 
-@each(
-    [
-        case
-        for case in SLOPE_FREE
-        if case.sampled and not callable(case.variant.options.get("baseline"))
-    ]
-)
+@each([x for x in SLOPE_FREE if x.sampled and not callable(x.options.get("baseline"))])
 def test_estimate_does_not_suffer_from_the_dtype_of_the_logits(case):
     """Where all is computed in float32, only the samples and the result are rounded."""
     low, high = (Problem(case, (20,), dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
-    with torch.no_grad():
-        high.logits.copy_(low.logits)
-        high.weight.copy_(low.weight)
+    high.fill(low.logits.detach())
     results = []
     for problem in (low, high):
         result = case.run(problem, lambda z: high.f(z.float()), generator=seeded(1))
         results.append((result, torch.autograd.grad(result.sum(), problem.logits)[0]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1].bfloat16())
-
-
-@each(SAMPLED)
-def test_f_may_be_random(case):
-    problem = Problem(case)
-    f = Recorder(lambda z: problem.f(nn.functional.dropout(z, 0.5)))
-    result = case.run(problem, f)
-    assert torch.equal(result, torch.stack(f.losses[: case.count]).mean(0))
-    assert (problem.sound(result)[1] != 0).any()
 
 
 @each(CASES)
@@ -606,13 +489,15 @@ def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
     if case.row.kind == "score":
         # it is found though parameters have one
         functions.append(lambda z: problem.f(z.detach()))
+    free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
     for f in functions:
         with pytest.raises(
             ValueError,
-            match=f"^{case.row.name}: expected f to be differentiable with respect to the sample, "
-            "but its .* needs values of f only: reinforce, leave_one_out, .*",
-        ):
+            match=f"^{case.row.name}: expected f to be differentiable with respect to the sample, ",
+        ) as caught:
             case.run(problem, f, vectorize=vectorize)
+        alternatives = str(caught.value).split("needs values of f only: ")[1]
+        assert set(re.split(", | or ", alternatives.rstrip("."))) == free
         # nobody asks for a gradient
         value = case.run(problem, f, logits=problem.logits.detach(), vectorize=vectorize)
         assert value.shape == problem.batch
@@ -620,39 +505,19 @@ def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
             assert case.run(problem, f, vectorize=vectorize).shape == problem.batch
 
 
-def test_alternatives_without_a_slope_are_those_of_the_table():
-    problem = Problem(REINMAX["categorical"])
-    with pytest.raises(ValueError, match="values of f only") as caught:
-        expectation(problem.logits, WITHOUT_SLOPE["floats"], "reinmax")
-    named = str(caught.value).split("values of f only: ")[1]
-    free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
-    words = named.rstrip(".").replace(" or ", ", ").split(", ")
-    assert set(words) == free
-
-
 @each(SAMPLED)
 def test_logits_that_f_uses_itself_get_both_gradients(case):
     problem = Problem(case)
 
-    def f_of(logits):
+    def f(z, logits=problem.logits):
         """A loss with a sampled KL term: the log-probability of the sample."""
+        return problem.f(z) + FAMILIES[case.family].log_prob(logits, z).sum(-1)
 
-        def f(z):
-            if case.categorical:
-                log_prob = (z * logits.log_softmax(-1)).sum((-2, -1))
-            else:
-                log_prob = (z * logits - nn.functional.softplus(logits)).sum(-1)
-            return problem.f(z) + log_prob
-
-        return f
-
-    f = Recorder(f_of(problem.logits))
-    result = case.run(problem, f, generator=seeded(1))
-    both, _ = problem.backward(result)
-    alone = case.run(problem, f_of(problem.logits.detach()), generator=seeded(1))
-    estimate, _ = problem.backward(alone)
-    plain = torch.stack([f.f(sample) for sample in f.seen[: case.count]]).mean(0)
-    ordinary, _ = problem.backward(plain)
+    recorder, constant = Recorder(f), partial(f, logits=problem.logits.detach())
+    result = case.run(problem, recorder, generator=seeded(1))
+    alone = case.run(problem, constant, generator=seeded(1))
+    plain = torch.stack([f(sample) for sample in recorder.seen[: case.count]]).mean(0)
+    both, estimate, ordinary = (problem.backward(x)[0] for x in (result, alone, plain))
     assert torch.equal(result, alone)
     assert (ordinary.abs() > 1e-3).any()
     assert_close(both, estimate + ordinary)
@@ -661,9 +526,8 @@ def test_logits_that_f_uses_itself_get_both_gradients(case):
 @each(CASES)
 def test_one_backward_fills_every_gradient_once_and_scales_it(case):
     problem = Problem(case)
-    expected = problem.backward(case.run(problem, generator=seeded(1)))
-    result = case.run(problem, generator=seeded(1))
-    (result * problem.incoming(result)).sum().backward()
+    result, *expected = case.results(problem, generator=seeded(1))
+    (case.run(problem, generator=seeded(1)) * problem.incoming(result)).sum().backward()
     assert_all(torch.equal, (x.grad for x in problem.leaves()), expected)
     (each_one,) = torch.autograd.grad(case.run(problem, generator=seeded(1)).sum(), problem.logits)
     factors = problem.incoming(result).reshape(-1, *[1] * len(problem.consumed))
@@ -672,132 +536,98 @@ def test_one_backward_fills_every_gradient_once_and_scales_it(case):
 
 @each(CASES)
 def test_memory_layout_does_not_matter(case):
-    problem = Problem(case, (3, 4))
-    turned = problem.logits.detach().movedim(0, -1).contiguous().movedim(-1, 0).requires_grad_()
-    assert not turned.is_contiguous()
-    results = [
-        case.run(problem, logits=logits, generator=seeded(1)) for logits in (problem.logits, turned)
-    ]
-    assert torch.equal(*results)
-    gradients = [
-        torch.autograd.grad(result.sum(), logits)[0]
-        for result, logits in zip(results, (problem.logits, turned), strict=True)
-    ]
-    assert_close(*gradients)
+    problem, turned = (Problem(case, (3, 4)) for _ in range(2))
+    turned.logits = problem.logits.detach().movedim(0, -1).contiguous().movedim(-1, 0)
+    assert not turned.logits.requires_grad_().is_contiguous()
+    runs = [case.results(x, generator=seeded(1)) for x in (problem, turned)]
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert_all(assert_close, *runs)
 
 
 @each(CASES)
-def test_constants_give_constants(case):
-    problem = Problem(case)
+def test_constants_give_constants_and_f_is_evaluated_at_the_samples_only(case):
+    problem, count = Problem(case), case.count if case.sampled else None
     for context, logits in (
         (torch.no_grad(), problem.logits),
         (torch.inference_mode(), problem.logits),
         (contextlib.nullcontext(), problem.logits.detach()),
     ):
+        f = Recorder(lambda z: problem.f(z).detach())
         with context:
-            result = case.run(problem, lambda z: problem.f(z).detach(), logits=logits)
+            result = case.run(problem, f, logits=logits)
         assert not result.requires_grad
+        assert count in (None, len(f.seen))
     # parameters learn also where the logits are constants
-    result = case.run(problem, logits=problem.logits.detach())
+    f = Recorder(problem.f)
+    result = case.run(problem, f, logits=problem.logits.detach())
     (to_weight,) = torch.autograd.grad(result.sum(), problem.weight)
     assert (to_weight != 0).any()
-
-
-def counted(problem):
-    return Recorder(lambda z: problem.f(CountedSlope.apply(z)))
+    assert count in (None, len(f.seen))
+    assert f.slopes == 0
 
 
 @each(SAMPLED)
-@pytest.mark.parametrize("samples", ["fewest", 4, 6])
+@pytest.mark.parametrize("samples", [None, 4, 6])
 def test_cost_is_that_of_the_table(case, samples):
     """A slope is a backward pass through f that ends at its argument.
 
     Score-function estimators make theirs in forward; a sampler gets its own from the backward
     pass of the user. That pass goes through f also for the parameters of f, but then it need not
-    end at the sample.
+    end at the sample. By default there are as many samples as are needed.
     """
-    count = case.row.min_samples if samples == "fewest" else samples
-    problem = Problem(case)
-    f = counted(problem)
-    CountedSlope.count = 0
-    result = case.run(problem, f, num_samples=count)
-    if case.row.kind == "sampler":
-        assert CountedSlope.count == 0
+    count, problem = samples or case.row.min_samples, Problem(case)
+    evaluations = case.cost("evaluations") * count + case.cost("extra_evaluations")
+    slopes = case.cost("slopes") * count + case.cost("extra_slopes")
+    f = Recorder(problem.f)
+    result = case.run(problem, f, num_samples=samples)
+    assert f.slopes == (0 if case.row.kind == "sampler" else slopes)
     problem.backward(result)
-    assert len(f.seen) == case.cost("evaluations") * count + case.cost("extra_evaluations")
-    assert CountedSlope.count == case.cost("slopes") * count + case.cost("extra_slopes")
-
-
-@each(SAMPLED)
-def test_nothing_is_evaluated_that_nobody_needs(case):
-    problem = Problem(case)
+    assert (len(f.seen), f.slopes) == (evaluations, slopes)
+    # no pass more where f has no parameters
     problem.weight.requires_grad_(False)
-    CountedSlope.count = 0
-    case.run(problem, counted(problem)).sum().backward()
-    assert CountedSlope.count == case.cost("slopes") * case.count + case.cost("extra_slopes")
-    # without gradients f is evaluated at the samples only
-    problem.weight.requires_grad_(True)
-    f, CountedSlope.count = counted(problem), 0
-    with torch.no_grad():
-        case.run(problem, f)
-    assert len(f.seen) == case.count
-    case.run(problem, f, logits=problem.logits.detach()).sum().backward()
-    assert len(f.seen) == 2 * case.count
-    assert CountedSlope.count == 0
+    f = Recorder(problem.f)
+    case.run(problem, f, num_samples=samples).sum().backward()
+    assert f.slopes == slopes
 
 
 @each(CASES)
 def test_vectorized_is_the_same_in_one_call(case):
-    problem, calls = Problem(case), []
-
-    def f(z):
-        calls.append(z.shape)
-        return problem.f(z)
-
-    together = case.run(problem, f, num_samples=6, vectorize=True, generator=seeded(1))
+    problem, arguments = Problem(case), {"num_samples": 6, "vectorize": True}
+    f = Recorder(problem.f)
+    together = case.results(problem, f, generator=seeded(1), **arguments)
     if case.sampled:
         # once for the samples, and once for whatever else is evaluated
         more = case.cost("evaluations") > 1 or case.cost("extra_evaluations") > 0
-        assert calls == [problem.logits.shape] * (2 if more else 1)
-    one_by_one = case.run(problem, num_samples=6, vectorize=False, generator=seeded(1))
-    assert_close(together, one_by_one)
-    assert_all(assert_close, problem.backward(together), problem.backward(one_by_one))
-
-
-@each([case for case in CASES if not case.sampled])
-def test_exact_evaluates_all_outcomes_and_all_again_in_backward(case):
-    problem = Problem(case)
-    outcomes = 9 if case.categorical else 4
-    f = Recorder(problem.f)
-    result = case.run(problem, f, vectorize=False)
-    # one call finds the shape
-    assert len(f.seen) == 1 + outcomes
-    result.sum().backward()
-    assert len(f.seen) == 1 + 2 * outcomes
+        assert [z.shape for z in f.seen] == [problem.logits.shape] * (2 if more else 1)
+    arguments["vectorize"] = False
+    assert_all(assert_close, together, case.results(problem, generator=seeded(1), **arguments))
 
 
 @each(CASES)
-def test_mask_means_the_same_as_minus_infinity_and_broadcasts(case):
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_mask_means_the_same_as_minus_infinity_and_broadcasts(case, vectorize):
+    """Also where f is infinite at what is excluded."""
     problem, infinite = (Problem(case, (6,), (2,), 4) for _ in range(2))
     mask = torch.tensor([True, False, True, True] if case.categorical else [True, False])
     # the excluded ones would be drawn nearly always, were they not excluded
-    with torch.no_grad():
-        problem.logits += 9 * ~mask
-    infinite.fill(problem.logits.masked_fill(~mask, -INF).detach())
-    f = Recorder(problem.f)
-    mask = mask.expand_as(problem.logits)
-    runs = [
-        case.run(problem, f, mask=mask, generator=seeded(1), vectorize=False),
-        case.run(problem, mask=mask[0, 0] if case.categorical else mask[0], generator=seeded(1)),
-        case.run(infinite, generator=seeded(1)),
-    ]
-    if case.sampled:
-        assert all((z[~mask] == 0).all() for z in f.seen)
-    gradients = [problem.sound(runs[0]), problem.sound(runs[1]), infinite.sound(runs[2])]
-    for other in (1, 2):
-        assert_close(runs[other], runs[0])
-        assert_all(assert_close, gradients[other], gradients[0])
-    assert (gradients[0][0][~mask] == 0).all()
+    problem.fill(problem.logits.detach() + 9 * ~mask)
+    infinite.fill(problem.logits.detach().masked_fill(~mask, -INF))
+    runs = []
+    for which, where in (
+        (problem, mask.expand_as(problem.logits)),
+        (problem, mask),
+        (infinite, None),
+    ):
+
+        def f(z, which=which):
+            excluded = sums_over(z * ~mask, len(which.consumed))
+            return torch.where(excluded > 0, INF, which.f(z))
+
+        result = case.run(which, f, mask=where, vectorize=vectorize, generator=seeded(1))
+        runs.append((result, *which.sound(result)))
+    assert_all(assert_close, runs[1], runs[0])
+    assert_all(assert_close, runs[2], runs[0])
+    assert (runs[0][1].masked_select(~mask) == 0).all()
 
 
 @each(WITH_TAU)
@@ -805,44 +635,30 @@ def test_tensor_tau_has_one_temperature_for_each_variable(case):
     problem = Problem(case)
     taus = torch.tensor([0.6, 0.9, 1.0, 1.6], dtype=torch.float64)
     rows = taus.reshape(-1, *[1] * len(problem.consumed))
-    result = case.run(problem, tau=rows, generator=seeded(1))
-    to_logits, _ = problem.backward(result)
+    together = case.results(problem, tau=rows, generator=seeded(1))
     for number, tau in enumerate(taus.tolist()):
-        single = case.run(problem, tau=tau, generator=seeded(1))
-        assert_close(result[number], single[number])
-        assert_close(to_logits[number], problem.backward(single)[0][number])
+        alone = case.results(problem, tau=tau, generator=seeded(1))
+        assert_all(assert_close, *([x[number] for x in run[:2]] for run in (together, alone)))
 
 
 @each(CASES)
 def test_generator_decides_and_the_global_state_is_left_alone(case):
-    problem = Problem(case, (60,))
-    runs, generator = [], seeded(5)
+    problem, generator, runs = Problem(case, (60,)), seeded(5), []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
         before = torch.get_rng_state()
-        result = case.run(problem, generator=seeded(5))
-        runs.append((result, *problem.backward(result)))
+        runs.append(case.results(problem, generator=seeded(5)))
         assert torch.equal(torch.get_rng_state(), before)
     assert_all(torch.equal, *runs)
-    if not case.sampled:
-        return
-    # every call draws anew
-    assert not torch.equal(*(case.run(problem, generator=generator) for _ in range(2)))
-    # the global state likewise, and it decides where there is no generator
-    torch.manual_seed(3)
-    first, second = (case.run(problem) for _ in range(2))
-    assert not torch.equal(first, second)
-    torch.manual_seed(3)
-    assert torch.equal(case.run(problem), first)
-
-
-@each([case for case in SAMPLED if case.hard and case.row.name not in COUPLED])
-def test_independent_samples_are_the_same_for_all_estimators(case):
-    problem = Problem(case, (30,))
-    recorders = [Recorder(problem.f) for _ in range(2)]
-    for f, which in zip(recorders, (case, REINMAX[case.family]), strict=True):
-        which.run(problem, f, num_samples=3, generator=seeded(4))
-    assert_all(torch.equal, recorders[0].seen[:3], recorders[1].seen)
+    if case.sampled:
+        # every call draws anew
+        assert not torch.equal(*(case.run(problem, generator=generator) for _ in range(2)))
+        # the global state likewise, and it decides where there is no generator
+        torch.manual_seed(3)
+        first, second = (case.run(problem) for _ in range(2))
+        assert not torch.equal(first, second)
+        torch.manual_seed(3)
+        assert torch.equal(case.run(problem), first)
 
 
 class Ensemble:
@@ -864,20 +680,27 @@ class Ensemble:
 
 @each(CASES)
 def test_ensemble_is_a_loop_over_its_members(case, fixed_draws):
-    """Its losses, its gradients inside vmap, and those of a backward pass after it."""
+    """Its losses, its gradients inside vmap and after it, and transforms of transforms."""
     ensemble = Ensemble(case)
     inputs = ensemble.inputs
+    each_member = partial(vmap, randomness="different")
     for vectorize in (False, True):
         loss = partial(ensemble.loss, vectorize=vectorize)
-        together = vmap(loss, randomness="different")(*inputs)
+        together = each_member(loss)(*inputs)
         assert_close(together, torch.stack([loss(*member) for member in zip(*inputs, strict=True)]))
     leaves = [x.clone().requires_grad_() for x in inputs]
     loop = sum(ensemble.total(*member) for member in zip(*leaves, strict=True))
     expected = torch.autograd.grad(loop, leaves)
-    inside = vmap(grad(ensemble.total, argnums=(0, 1)), randomness="different")(*inputs)
-    assert_all(assert_close, inside, expected)
-    after = vmap(ensemble.total, randomness="different")(*leaves).sum()
+    assert_all(assert_close, each_member(grad(ensemble.total, argnums=(0, 1)))(*inputs), expected)
+    after = each_member(ensemble.total)(*leaves).sum()
     assert_all(assert_close, torch.autograd.grad(after, leaves), expected)
+    # batch elements do not meet
+    member = [x[0].clone().requires_grad_() for x in inputs]
+    (alone,) = torch.autograd.grad(ensemble.loss(*member).sum(), member[:1])
+    assert_close(jacrev(ensemble.loss)(*(x.detach() for x in member)).sum(0), alone)
+    grid = torch.stack([inputs[0], 2 * inputs[0]])
+    nested = each_member(each_member(ensemble.loss), in_dims=(0, None))(grid, inputs[1])
+    assert_close(nested, torch.stack([each_member(ensemble.loss)(x, inputs[1]) for x in grid]))
 
 
 @each(SAMPLED)
@@ -901,24 +724,6 @@ def test_members_of_an_ensemble_draw_for_themselves(case):
     assert len(results(1).unique(dim=0)) > 10
 
 
-@each(CASES)
-def test_functional_gradients_and_nested_transforms(case, fixed_draws):
-    ensemble = Ensemble(case)
-    logits, weight = ensemble.inputs
-    member = [x[0] for x in ensemble.inputs]
-    gradients = grad(ensemble.total, argnums=(0, 1))(*member)
-    leaves = [x.clone().requires_grad_() for x in member]
-    assert_all(assert_close, gradients, torch.autograd.grad(ensemble.total(*leaves), leaves))
-    # batch elements do not meet
-    jacobian = jacrev(ensemble.loss)(*member)
-    (expected,) = torch.autograd.grad(ensemble.loss(*leaves).sum(), leaves[:1])
-    assert_close(jacobian.sum(0), expected)
-    grid = torch.stack([logits, 2 * logits])
-    inner = vmap(ensemble.loss, randomness="different")
-    together = vmap(inner, in_dims=(0, None), randomness="different")(grid, weight)
-    assert_close(together, torch.stack([inner(x, weight) for x in grid]))
-
-
 @each([case for case in SAMPLED if case.hard])
 def test_second_derivative_is_refused(case):
     problem = Problem(case)
@@ -940,13 +745,22 @@ QUICK = {
     ("rebar", "categorical"),
     *((row.name, row.families[-1]) for row in ESTIMATORS.values() if row.kind == "score"),
 }
+COMPILED = [
+    *((case, True, case in DEFAULTS and (case.row.name, case.family) in QUICK) for case in CASES),
+    *((case, False, case.row.name == "double_cv") for case in DEFAULTS),
+]
 
 
-def slow_unless(quick, cases):
-    return [case if quick(case) else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
-def assert_compiles(case, learns):
+@pytest.mark.parametrize(
+    ("case", "learns"),
+    [
+        pytest.param(case, learns, id=f"{case}-{learns}", marks=[] if quick else pytest.mark.slow)
+        for case, learns, quick in COMPILED
+    ],
+)
+@own_warnings
+def test_compiled_is_the_eager_one(case, learns, compiler):
+    """Also with nothing to learn in f."""
     problem = Problem(case)
     problem.weight.requires_grad_(learns)
     leaves = problem.leaves() if learns else (problem.logits,)
@@ -959,28 +773,15 @@ def assert_compiles(case, learns):
     for function in (compiled, step):
         torch.manual_seed(1)
         result = function(problem.logits, problem.weight)
-        weights = Problem.incoming(result)
-        gradients = torch.autograd.grad((result * weights).sum(), leaves)
+        gradients = torch.autograd.grad((result * Problem.incoming(result)).sum(), leaves)
         results.append((result.detach(), *gradients))
     assert_all(assert_close, *results)
-
-
-@each(slow_unless(lambda x: x in DEFAULTS and (x.row.name, x.family) in QUICK, CASES))
-@own_warnings
-def test_compiled_is_the_eager_one(case, compiler):
-    assert_compiles(case, learns=True)
-
-
-@each(slow_unless(lambda x: (x.row.name, x.family) == ("double_cv", "bernoulli"), DEFAULTS))
-@own_warnings
-def test_compiled_with_nothing_to_learn_in_f(case, compiler):
-    assert_compiles(case, learns=False)
 
 
 @own_warnings
 def test_generator_breaks_the_graph(compiler):
     """torch cannot trace a generator: with one, compiled code runs the draw outside the graph."""
-    (case,) = [x for x in CASES if str(x) == "bernoulli-leave_one_out"]
+    case = Case(ESTIMATORS["leave_one_out"], "bernoulli")
     problem = Problem(case)
 
     def step(logits, generator):
@@ -996,27 +797,12 @@ def test_generator_breaks_the_graph(compiler):
 
 
 @each(CASES)
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_f_may_be_infinite_at_excluded_outcomes(case, vectorize):
-    problem = Problem(case)
-    first = (..., 0, 0) if case.categorical else (..., 0)
-    mask = torch.ones(problem.logits.shape, dtype=torch.bool)
-    mask[first] = False
-
-    def f(z):
-        return torch.where(z[first] > 0, INF, problem.f(z))
-
-    problem.sound(case.run(problem, f, mask=mask, vectorize=vectorize))
-
-
-@each(CASES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_saturated_logits(case, dtype):
     for size in (50.0, 3e4):
         problem = Problem(case, dtype=dtype)
         problem.fill(problem.logits.detach().sign() * size)
-        with torch.no_grad():
-            problem.logits[0] = torch.tensor([-size, 0, size] if case.categorical else [0, size])
+        problem.fill(torch.tensor([-size, 0, size] if case.categorical else [0, size]), where=0)
         result = case.run(problem, num_samples=4)
         assert result.isfinite().all()
         assert all(x.isfinite().all() for x in problem.backward(result))
@@ -1033,210 +819,124 @@ def test_what_is_certain(case):
     assert_close(result, problem.f(certain.double()).expand(20))
     assert (problem.backward(result)[0] == 0).all()
     # the rest is not impressed
-    with torch.no_grad():
-        problem.logits[:, 2] = 0.3
+    problem.fill(0.3, where=(slice(None), 2))
     mask = None if mask is None else mask | torch.tensor([[False], [False], [True]])
     to_logits, _ = problem.sound(case.run(problem, num_samples=4, mask=mask, vectorize=False))
     assert (to_logits[:, :2] == 0).all()
 
 
-@each(CATEGORICAL)
-@pytest.mark.parametrize("latent", [(), (2,)], ids=str)
-def test_one_category(case, latent):
-    problem = Problem(case, latent=latent, categories=1)
-    f = Recorder(problem.f)
-    result = case.run(problem, f, vectorize=False)
-    assert all(z.shape == problem.logits.shape for z in f.seen)
-    assert_close(result, problem.f(torch.ones_like(problem.logits)))
-    assert_close(problem.backward(result)[0], torch.zeros_like(problem.logits))
+@each([case for case in CASES if case.categorical])
+def test_one_category(case):
+    for latent in ((), (2,)):
+        problem = Problem(case, latent=latent, categories=1)
+        f = Recorder(problem.f)
+        result = case.run(problem, f, vectorize=False)
+        assert all(z.shape == problem.logits.shape for z in f.seen)
+        assert_close(result, problem.f(torch.ones_like(problem.logits)))
+        assert_close(problem.backward(result)[0], torch.zeros_like(problem.logits))
 
 
 @each(CASES)
-def test_ties(case):
-    # on both sides of the size where the draw changes its method
-    for categories in (2, 64, 65) if case.categorical else (2,):
-        problem = Problem(case, (50,), (1,) if case.categorical else (3,), categories)
-        problem.fill(0.0)
-        problem.sound(case.run(problem, num_samples=4))
-
-
-@each(CATEGORICAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gradient_rows_sum_to_zero(case, dtype):
-    problem = Problem(case, (40,), (2,), 7, dtype)
-    to_logits, _ = problem.backward(case.run(problem, num_samples=4))
-    size = to_logits.abs().sum(-1).max()
-    assert size > 0
-    assert to_logits.sum(-1).abs().max() < 16 * torch.finfo(dtype).eps * size
+def test_ties_and_rows_of_the_gradient_that_sum_to_zero(case, dtype):
+    # on both sides of the size where the draw changes its method
+    for categories in (2, 7, 64, 65) if case.categorical else (2,):
+        problem = Problem(case, (50,), (1,) if case.categorical else (3,), categories, dtype)
+        for logits in (problem.logits.detach().clone(), 0.0):
+            problem.fill(logits)
+            to_logits, _ = problem.sound(case.run(problem, num_samples=4))
+            size = to_logits.abs().sum(-1).max()
+            if case.categorical:
+                assert to_logits.sum(-1).abs().max() < 16 * torch.finfo(dtype).eps * size
 
 
 @each(DEFAULTS)
 def test_result_does_not_depend_on_the_number_of_threads(case):
     problem = Problem(case, (1100,), (2,), 8)
+    problem.weight.requires_grad_(False)
     runs, before = [], torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
             result = case.run(problem, num_samples=4, generator=seeded(1))
-            (to_logits,) = torch.autograd.grad(result.sum(), problem.logits)
-            runs.append((result.detach(), to_logits))
+            runs.append((result, torch.autograd.grad(result.sum(), problem.logits)[0]))
     finally:
         torch.set_num_threads(before)
     assert_all(torch.equal, *runs)
 
 
-# how an estimator object is made for joint samples of a size; by default without arguments
-MAKERS: Mapping[type[nn.Module], Callable[[int], nn.Module]] = {
-    Relax: Relax,
-    Rodeo: lambda size: Rodeo(4, alpha=0.3, beta=-0.2),
-}
+# with options of their own, not with those of a variant
+OBJECTS = [Case(case.row, case.family) for case in DEFAULTS if case.row.module is not None]
 
 
-@dataclass(frozen=True)
-class Learner:
-    """A family, and how to make an estimator object for it."""
-
-    case: Case
-    make: Callable[[int], nn.Module]
-    name: str
-
-    def __str__(self):
-        return f"{self.case.family}-{self.name}"
-
-    def new(self, problem: Problem, seed=0) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return self.make(math.prod(problem.consumed))
-
-    def run(self, problem: Problem, estimator, f=None, logits=None, **arguments) -> Tensor:
-        arguments |= {"num_samples": self.case.count, "family": self.case.family}
-        return expectation(
-            problem.logits if logits is None else logits, f or problem.f, estimator, **arguments
-        )
+def new_object(case: Case, problem: Problem, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make_object(case.row.name, problem.logits, problem.f, case.family)
 
 
-LEARNERS = [
-    Learner(case, MAKERS.get(case.row.module, lambda size, m=case.row.module: m()), case.row.name)
-    for case in DEFAULTS
-    if case.row.module is not None
-] + [
-    Learner(case, make, name)
-    for case in DEFAULTS
-    if case.row.name == "reinforce"
-    for name, make in (
-        ("reinforce network", lambda size: Reinforce(ControlNetwork(size, hidden=4))),
-        ("reinforce self_critical", lambda size: Reinforce("self_critical")),
-        ("relax without f", lambda size: Relax(ControlNetwork(size, hidden=4), scale=None)),
-        ("relax tied", lambda size: Relax(ControlNetwork(size, hidden=4), tied=True)),
-        ("rebar untied", lambda size: Rebar(tied=False)),
-    )
-]
-each_learner = pytest.mark.parametrize("learner", LEARNERS, ids=str)
+def all_gradients(case, problem, estimator, **arguments) -> list[Tensor]:
+    """The result, and the gradients for the logits, for f and for all that the object learns."""
+    result = case.run(problem, estimator=estimator, **arguments)
+    leaves = [*problem.leaves(), *estimator.parameters()]
+    return [result.detach(), *torch.autograd.grad(result.mean(), leaves)]
 
 
-def gradients_of(learner, problem, estimator, **arguments):
-    """The result, and the gradients for the logits, for f and for the estimator."""
-    result = learner.run(problem, estimator, **arguments)
-    result.mean().backward()
-    own = {name: x.grad for name, x in estimator.named_parameters()}
-    found = result.detach(), problem.logits.grad, problem.weight.grad, own
-    problem.logits.grad = problem.weight.grad = None
-    estimator.zero_grad()
-    return found
+@each(OBJECTS)
+def test_object_made_from_its_name_teaches_logits_f_and_itself(case):
+    for latent in ((2,), (1,), ()):
+        problem = Problem(case, latent=latent)
+        estimator, f = new_object(case, problem), Recorder(problem.f)
+        assert type(estimator) is case.row.module
+        result, to_logits, to_weight, *own = all_gradients(case, problem, estimator, f=f)
+        plain = torch.stack([problem.f(z) for z in f.seen[: case.count]]).mean(0)
+        assert torch.equal(result, plain)
+        # f gets its ordinary gradient and nothing from the control variate
+        assert_close(to_weight, torch.autograd.grad(plain.mean(), problem.weight)[0])
+        assert (to_logits != 0).any()
+        assert all(x.isfinite().all() for x in own)
+        # where nothing learns, f is evaluated at the samples only
+        estimator.requires_grad_(False)
+        f = Recorder(problem.f)
+        case.run(problem, f, problem.logits.detach(), estimator).sum().backward()
+        assert (len(f.seen), f.slopes) == (case.count, 0)
 
 
-@each_learner
-def test_one_backward_teaches_logits_f_and_estimator(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
-    f = Recorder(problem.f)
-    result, to_logits, to_weight, own = gradients_of(
-        learner, problem, estimator, f=f, generator=seeded(1)
-    )
-    plain = torch.stack([problem.f(z) for z in f.seen[: learner.case.count]]).mean(0)
-    assert torch.equal(result, plain)
-    # f gets its ordinary gradient and nothing from the control variate
-    assert_close(to_weight, torch.autograd.grad(plain.mean(), problem.weight)[0])
-    assert (to_logits != 0).any()
-    for name, gradient in own.items():
-        assert gradient is not None, name
-        assert gradient.isfinite().all(), name
-        assert (gradient != 0).any(), name
-
-
-@each_learner
-def test_estimator_object_can_be_copied_and_saved(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
-    gradients_of(learner, problem, estimator, generator=seeded(3))
-    fresh = learner.new(problem, seed=1)
-    fresh.load_state_dict(estimator.state_dict())
-    copies = [copy.deepcopy(estimator), fresh, pickle.loads(pickle.dumps(estimator))]
-    expected = gradients_of(learner, problem, estimator, generator=seeded(1))
-    for twin in copies:
-        assert type(twin) is type(estimator)
-        found = gradients_of(learner, problem, twin, generator=seeded(1))
-        assert_all(torch.equal, found[:3], expected[:3])
-        assert found[3].keys() == expected[3].keys()
-        assert_all(torch.equal, found[3].values(), expected[3].values())
-
-
-@each_learner
-def test_estimator_object_may_have_another_dtype_than_the_logits(learner):
-    for logits_dtype in FLOATS:
-        problem = Problem(learner.case, dtype=logits_dtype)
-        for dtype in (torch.float32, torch.float64):
-            estimator = learner.new(problem).to(dtype)
-            result, to_logits, _, own = gradients_of(learner, problem, estimator)
-            assert result.dtype == to_logits.dtype == logits_dtype
-            assert to_logits.isfinite().all()
-            for name, gradient in own.items():
-                assert gradient.dtype == dtype, name
-                assert gradient.isfinite().all(), name
-
-
-@each_learner
-def test_estimator_object_changes_nothing_where_nothing_learns(learner):
-    problem = Problem(learner.case)
-    estimator = learner.new(problem).requires_grad_(False)
-    f = counted(problem)
-    CountedSlope.count = 0
+@each(OBJECTS)
+def test_estimator_object_can_be_copied_and_saved(case):
+    problem = Problem(case)
+    estimator, fresh = (new_object(case, problem, seed) for seed in (0, 1))
     with torch.no_grad():
-        learner.run(problem, estimator, f=f)
-    learner.run(problem, estimator, f, problem.logits.detach()).sum().backward()
-    assert len(f.seen) == 2 * learner.case.count
-    assert CountedSlope.count == 0
+        for parameter in estimator.parameters():
+            parameter += 0.1
+    all_gradients(case, problem, estimator)  # a running mean remembers it
+    fresh.load_state_dict(estimator.state_dict())
+    twins = [copy.deepcopy(estimator), fresh, pickle.loads(pickle.dumps(estimator))]
+    expected = all_gradients(case, problem, estimator, generator=seeded(1))
+    for twin in twins:
+        assert type(twin) is type(estimator)
+        assert_all(torch.equal, all_gradients(case, problem, twin, generator=seeded(1)), expected)
 
 
-@pytest.mark.parametrize(
-    "learner",
-    [x for x in LEARNERS if x.name in ("reinforce", "muprop", "rebar", "double_cv")],
-    ids=str,
-)
-def test_fresh_estimator_object_is_its_function(learner):
+@each(OBJECTS)
+def test_estimator_object_may_have_another_dtype_than_the_logits(case):
+    for logits_dtype, dtype in itertools.product(FLOATS, (torch.float32, torch.float64)):
+        problem = Problem(case, dtype=logits_dtype)
+        estimator = new_object(case, problem).to(dtype)
+        result, to_logits, to_weight, *own = all_gradients(case, problem, estimator)
+        assert {x.dtype for x in (result, to_logits, to_weight)} == {logits_dtype}
+        assert {x.dtype for x in own} <= {dtype}
+        assert all(x.isfinite().all() for x in (to_logits, *own))
+
+
+@each([case for case in OBJECTS if "control" not in case.row.options])
+def test_fresh_estimator_object_is_its_function(case):
     # parameters start in float32, so everything is compared there
-    problem = Problem(learner.case, dtype=torch.float32)
-    result, to_logits, *_ = gradients_of(
-        learner, problem, learner.new(problem), generator=seeded(1)
-    )
-    expected = learner.case.run(problem, generator=seeded(1))
-    assert torch.equal(result, expected)
-    expected.mean().backward()
-    assert_close(to_logits, problem.logits.grad)
-
-
-def test_any_callable_is_an_estimator():
-    problem = Problem(REINMAX["bernoulli"])
-    received = {}
-
-    def constant(logits, f, **arguments):
-        received.update(arguments)
-        return f(torch.ones_like(logits))
-
-    arguments = {"num_samples": 3, "family": "bernoulli", "generator": seeded(1), "flavour": "a"}
-    result = expectation(problem.logits, problem.f, constant, **arguments)
-    assert torch.equal(result, problem.f(torch.ones_like(problem.logits)))
-    assert received == arguments
+    problem = Problem(case, dtype=torch.float32)
+    estimators = case.row, new_object(case, problem)
+    runs = [case.results(problem, estimator=x, generator=seeded(1)) for x in estimators]
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert_all(assert_close, *runs)
 
 
 def test_running_baseline_forgets_losses_that_are_not_finite_and_empty_batches():
@@ -1253,15 +953,16 @@ def test_running_baseline_forgets_losses_that_are_not_finite_and_empty_batches()
     assert_all(torch.equal, estimator.state_dict().values(), before.values())
 
 
-@pytest.mark.parametrize("name", ["double_cv", "relax"])
+@each([case for case in OBJECTS if str(case) in ("bernoulli-double_cv", "bernoulli-relax")])
 @own_warnings
-def test_compiled_estimator_object_learns_nothing(name, compiler):
+def test_compiled_estimator_object_learns_nothing(case, compiler):
     """Compiled code has no second derivative: the parameters of the object get no gradient."""
-    (learner,) = [x for x in LEARNERS if str(x) == f"bernoulli-{name}"]
-    problem = Problem(learner.case)
-    estimator = learner.new(problem)
+    problem = Problem(case)
+    estimator = new_object(case, problem)
     compiled = torch.compile(
-        lambda logits: learner.run(problem, estimator), fullgraph=True, backend="aot_eager"
+        lambda logits: case.run(problem, logits=logits, estimator=estimator),
+        fullgraph=True,
+        backend="aot_eager",
     )
     compiled(problem.logits).mean().backward()
     assert problem.logits.grad.isfinite().all()
@@ -1283,48 +984,52 @@ class Bad(NamedTuple):
     logits: Any = None
     f: Any = loss
 
-    def __str__(self):
-        name = getattr(self.estimator, "name", None) or getattr(self.estimator, "__name__", None)
-        return f"{name or self.estimator}-{self.message}"
-
 
 def required(row: Estimator) -> dict[str, Any]:
     """The options that a row cannot do without."""
     return {"control": loss} if "control" in row.options else {}
 
 
+@contextlib.contextmanager
+def refused(error: type[Exception], message: str) -> Iterator[None]:
+    """This very error, with this whole message."""
+    with pytest.raises(error) as caught:
+        yield
+    assert type(caught.value) is error
+    assert re.fullmatch(message, str(caught.value)), str(caught.value)
+
+
 def bad_for_rows() -> Iterator[Bad]:
     """What every estimator refuses, on the first family that it is for."""
+    fewer = r"With fewer samples use reinforce, muprop or rebar, or a sampler .*"
+    others = r"Other estimators have other options: see discretegrad\.ESTIMATORS\."
+    make = r"Make one with torch\.Generator\('cpu'\)\.manual_seed\(0\)\."
     for row in ESTIMATORS.values():
-        name, needs = row.name, required(row)
-
-        def bad(error, message, estimator=name, family=row.families[0], needs=needs, **arguments):
-            message = message if isinstance(estimator, type) else rf"{row.name}: expected {message}"  # noqa: B023
-            return Bad(error, message, estimator, family, {**needs, **arguments})
-
-        yield bad(ValueError, "num_samples of at least 1, got 0", num_samples=0)
-        yield bad(TypeError, "num_samples to be an int, got float", num_samples=2.0)
-        yield bad(TypeError, "num_samples to be an int, got bool", num_samples=True)
-        if row.min_samples > 1:
-            fewer = r"With fewer samples use reinforce, muprop or rebar, or a sampler .*"
-            yield bad(ValueError, rf"num_samples of at least 2, got 1\. {fewer}", num_samples=1)
-        others = r"Other estimators have other options: see discretegrad\.ESTIMATORS\."
-        yield bad(TypeError, rf"options among .*, got 'flavour'\. {others}", flavour="plain")
-        make = r"Make one with torch\.Generator\('cpu'\)\.manual_seed\(0\)\."
-        yield bad(TypeError, rf"generator to be a torch\.Generator, got int\. {make}", generator=0)
+        for error, message, arguments in (
+            (ValueError, "num_samples of at least 1, got 0", {"num_samples": 0}),
+            (TypeError, "num_samples to be an int, got float", {"num_samples": 2.0}),
+            (TypeError, "num_samples to be an int, got bool", {"num_samples": True}),
+            (ValueError, rf"num_samples of at least 2, got 1\. {fewer}", {"num_samples": 1}),
+            (TypeError, rf"options among .*, got 'flavour'\. {others}", {"flavour": "plain"}),
+            (TypeError, rf"generator to be a torch\.Generator, got int\. {make}", {"generator": 0}),
+        ):
+            if row.min_samples > 1 or arguments != {"num_samples": 1}:
+                message = rf"{row.name}: expected {message}"
+                arguments = {**required(row), **arguments}
+                yield Bad(error, message, row.name, row.families[0], arguments)
         for family in {"categorical", "bernoulli"} - set(row.families):
             working = ", ".join(x.name for x in ESTIMATORS.values() if family in x.families)
             message = (
-                rf"family='{row.families[0]}', which it is defined for, got '{family}'\. For that "
-                rf"family use one of {working}\."
+                rf"{row.name}: expected family='{row.families[0]}', which it is defined for, got "
+                rf"'{family}'\. For that family use one of {working}\."
             )
             made = [] if row.module is None else [row.module()]
-            for estimator in (name, row, row.function, partial(row.function), *made):
-                yield bad(ValueError, message, estimator, family, {})
+            for estimator in (row.name, row, row.function, partial(row.function), *made):
+                yield Bad(ValueError, message, estimator, family)
         if row.module is not None:
             once = r"Make one once, so that it can learn, and pass that\."
             message = rf"expectation: .* object, got the class {row.module.__name__}\. {once}"
-            yield bad(TypeError, message, row.module)
+            yield Bad(TypeError, message, row.module)
 
 
 def bad_values() -> Iterator[Bad]:
@@ -1418,26 +1123,25 @@ def bad_calls() -> Iterator[Bad]:
 
 
 @pytest.mark.parametrize(
-    "bad", [*bad_for_rows(), *bad_values(), *bad_options(), *bad_calls()], ids=str
+    "bad",
+    [*bad_for_rows(), *bad_values(), *bad_options(), *bad_calls()],
+    ids=lambda bad: bad.message,
 )
 def test_bad_arguments(bad):
     logits = torch.zeros((5, 2, 3) if bad.family == "categorical" else (5, 2), requires_grad=True)
-    calls, generator = [], seeded(1)
-    f = (lambda z: calls.append(z) or loss(z)) if callable(bad.f) else bad.f
+    f, generator = Recorder(bad.f) if callable(bad.f) else bad.f, seeded(1)
     states = torch.get_rng_state(), generator.get_state()
     arguments = {"generator": generator, "num_samples": 2, **bad.arguments}
     logits = logits if bad.logits is None else bad.logits
-    with pytest.raises(bad.error) as caught:
+    with refused(bad.error, bad.message):
         expectation(logits, f, bad.estimator, family=bad.family, **arguments)
-    assert type(caught.value) is bad.error
-    assert re.fullmatch(bad.message, str(caught.value)), str(caught.value)
     # nothing has happened: samplers find logits without a distribution by drawing from them, and
     # who must say how large a network to make has to know what f consumes
     assert torch.equal(torch.get_rng_state(), states[0])
     row = ESTIMATORS.get(bad.estimator) if isinstance(bad.estimator, str) else None
     if not (row is not None and row.kind == "sampler" and "_expectation" in bad.message):
         assert torch.equal(generator.get_state(), states[1])
-    assert not calls or "Relax" in bad.message
+    assert not callable(bad.f) or not f.seen or "Relax" in bad.message
 
 
 CONVERT = r"a tensor, got {}\. Convert with torch\.as_tensor\(loss\)\."
@@ -1457,12 +1161,8 @@ RETURNS = [
 def test_bad_losses(case, vectorize):
     problem = Problem(case, (5,))
     for f, error, message in RETURNS:
-        with pytest.raises(error) as caught:
+        with refused(error, f"{case.row.name}(_expectation)?: expected f to return {message}"):
             case.run(problem, f, vectorize=vectorize)
-        assert type(caught.value) is error
-        wanted = f"{case.row.name}(_expectation)?: expected f to return {message}"
-        assert re.fullmatch(wanted, str(caught.value)), str(caught.value)
-        assert problem.logits.grad is None
 
 
 FITS = r"a baseline that broadcasts to the batch shape \(5,\), got {}\. It gets the logits; .*"
@@ -1490,10 +1190,8 @@ SIZE = r"the last axes of z to have 3 elements together, got shape \(4, 5, 2\)\.
 def test_functions_that_return_something_else(name, function, error, message):
     logits = torch.zeros(5, 2, requires_grad=True)
     option = {"baseline" if name == "reinforce" else "control": function}
-    with pytest.raises(error) as caught:
+    with refused(error, rf"\w+: expected {message}"):
         expectation(logits, loss, name, family="bernoulli", num_samples=2, **option)
-    assert re.fullmatch(rf"\w+: expected {message}", str(caught.value)), str(caught.value)
-    assert logits.grad is None
 
 
 @pytest.mark.parametrize(
@@ -1519,57 +1217,10 @@ def test_functions_that_return_something_else(name, function, error, message):
     ],
 )
 def test_bad_estimator_object(made, arguments, error, message):
-    with pytest.raises(error) as caught:
+    with refused(error, f"{made.__name__}: expected {message}"):
         made(**arguments)
-    wanted = f"{made.__name__}: expected {message}"
-    assert re.fullmatch(wanted, str(caught.value)), str(caught.value)
-
-
-@pytest.mark.parametrize(("family", "shape"), [("categorical", (1, 3)), ("bernoulli", (1,))])
-def test_control_network_of_a_single_variable(family, shape):
-    logits = torch.zeros(5, *shape, requires_grad=True)
-    estimator = Relax(math.prod(shape))
-    result = expectation(logits, loss, estimator, family=family)
-    result.mean().backward()
-    assert result.shape == (5,)
-    assert all(x.grad is not None for x in estimator.parameters())
-
-
-@each([case for case in DEFAULTS if case.row.module is not None])
-def test_object_is_made_from_its_name(case):
-    problem = Problem(case)
-    estimator = make_object(case.row.name, problem.logits, problem.f, case.family)
-    assert type(estimator) is case.row.module
-    if case.row.module is Relax:
-        assert estimator.control.num_inputs == math.prod(problem.consumed)
-    expectation(problem.logits, problem.f, estimator, family=case.family).mean().backward()
-    assert all(x.grad is not None for x in estimator.parameters())
 
 
 def test_only_what_learns_is_made_from_its_name():
     with pytest.raises(ValueError, match=r"^expected an estimator that can learn, .*'reinmax'"):
         make_object("reinmax", torch.zeros(3), loss)
-
-
-@each(DEFAULTS)
-def test_default_is_the_least_number_of_samples(case):
-    problem = Problem(case)
-    f = Recorder(problem.f)
-    case.run(problem, f, num_samples=None, logits=problem.logits.detach(), vectorize=False)
-    if case.sampled:
-        assert len(f.seen) == case.row.min_samples
-
-
-def test_estimators_that_are_not_in_the_table():
-    """A sampler's function, a row of one's own, and the family as an object."""
-    problem = Problem(REINMAX["bernoulli"])
-    mine = dataclasses.replace(ESTIMATORS["reinmax"], name="mine", function=partial(reinmax))
-    family = FAMILIES["bernoulli"]
-    results = [
-        expectation(problem.logits, problem.f, x, family=family, generator=seeded(1), tau=1.3)
-        for x in ("reinmax", reinmax, mine)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-    with pytest.raises(TypeError, match=r"^mine: expected options among"):
-        expectation(problem.logits, problem.f, mine, family=family, gap=1.0)

@@ -1,26 +1,19 @@
 """The front and the score-function estimators on a CUDA device."""
 
-import math
-
 import pytest
 import torch
 
-from discretegrad import (
-    ESTIMATORS,
-    ControlNetwork,
-    DoubleCV,
-    MuProp,
-    Rebar,
-    Reinforce,
-    Relax,
-    Rodeo,
-    expectation,
-)
+import score_oracles
+from discretegrad import ESTIMATORS, Estimator, MuProp, Rebar, Reinforce, expectation
+from discretegrad.expectation import make_object
 
 pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
+
+
+fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 
 def control(z):
@@ -43,15 +36,7 @@ CASES = [
     for family in row.families
 ]
 each_case = pytest.mark.parametrize(("row", "family"), CASES)
-LEARNERS = {
-    "Reinforce running": ("categorical", lambda: Reinforce()),
-    "Reinforce network": ("categorical", lambda: Reinforce(ControlNetwork(12))),
-    "MuProp": ("categorical", lambda: MuProp()),
-    "Rebar": ("categorical", lambda: Rebar()),
-    "Relax": ("categorical", lambda: Relax(12)),
-    "DoubleCV": ("bernoulli", lambda: DoubleCV()),
-    "Rodeo": ("bernoulli", lambda: Rodeo(alpha=0.3, beta=-0.2)),
-}
+LEARNERS = [(row, row.families[0]) for row in ESTIMATORS.values() if row.module is not None]
 
 
 class Problem:
@@ -72,13 +57,11 @@ class Problem:
         return (x - 0.3) ** 3 + x
 
     def run(self, estimator, **arguments):
+        if isinstance(estimator, Estimator):
+            arguments |= OPTIONS.get(estimator.name, {})
         return expectation(
             self.logits, self.f, estimator, num_samples=4, family=self.family, **arguments
         )
-
-
-def name_of(row):
-    return {"estimator": row.name, **OPTIONS.get(row.name, {})}
 
 
 def assert_never_waits(step):
@@ -98,17 +81,17 @@ def test_no_call_makes_the_gpu_wait(row, family, vectorize):
     problem = Problem(family)
 
     def step():
-        result = problem.run(**name_of(row), mask=problem.mask, vectorize=vectorize)
+        result = problem.run(row, mask=problem.mask, vectorize=vectorize)
         result.mean().backward()
 
     assert_never_waits(step)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@pytest.mark.parametrize("name", LEARNERS)
-def test_no_estimator_object_makes_the_gpu_wait(name):
-    family, make = LEARNERS[name]
-    problem, estimator = Problem(family), make().cuda()
+@pytest.mark.parametrize(("row", "family"), LEARNERS)
+def test_no_estimator_object_makes_the_gpu_wait(row, family):
+    problem = Problem(family)
+    estimator = make_object(row, problem.logits, problem.f, family)
     assert_never_waits(lambda: problem.run(estimator).mean().backward())
     for parameter in estimator.parameters():
         assert parameter.grad.device.type == "cuda"
@@ -125,7 +108,7 @@ def test_contract_on_the_gpu(row, family, dtype):
     runs = []
     for _ in range(2):
         generator = torch.Generator("cuda").manual_seed(3)
-        result = problem.run(**name_of(row), generator=generator)
+        result = problem.run(row, generator=generator)
         gradients = torch.autograd.grad(result.sum(), (problem.logits, problem.weight))
         runs.append((result, *gradients))
     assert torch.equal(torch.cuda.get_rng_state(), state)
@@ -138,35 +121,16 @@ def test_contract_on_the_gpu(row, family, dtype):
     assert runs[0][0].shape == (64,)
 
 
-@pytest.fixture
-def fixed_draws(monkeypatch):
-    """Random numbers that depend on the shape only, the same on every device."""
-
-    def rand(shape, dtype=torch.float32, device=None, generator=None):
-        place = torch.arange(math.prod(shape), dtype=torch.float64, device=device)
-        return ((place * 0.6180339887 + 0.37) % 1).to(dtype).reshape(shape)
-
-    def randint(high, shape, device=None, generator=None):
-        place = torch.arange(math.prod(shape), device=device)
-        return (place * 2654435761 % high).reshape(shape)
-
-    monkeypatch.setattr(torch, "rand", rand)
-    monkeypatch.setattr(torch, "randint", randint)
-
-
 @each_case
 def test_gpu_agrees_with_the_cpu(row, family, fixed_draws):
-    found = []
+    runs = []
     for device in ("cpu", "cuda"):
-        problem = Problem(family, dtype=torch.float64)
-        for name in ("logits", "weight"):
-            leaf = getattr(problem, name).detach().to(device).requires_grad_()
-            setattr(problem, name, leaf)
-        result = problem.run(**name_of(row), mask=problem.mask.to(device))
+        problem = Problem(family, device, torch.float64)
+        result = problem.run(row, mask=problem.mask)
         weights = torch.linspace(-1, 2, 64, dtype=torch.float64, device=device)
         gradients = torch.autograd.grad((result * weights).sum(), (problem.logits, problem.weight))
-        found.append([x.detach().cpu() for x in (result, *gradients)])
-    for cpu, cuda in zip(*found, strict=True):
+        runs.append([x.detach().cpu() for x in (result, *gradients)])
+    for cpu, cuda in zip(*runs, strict=True):
         torch.testing.assert_close(cuda, cpu, rtol=1e-9, atol=1e-11)
 
 
@@ -174,7 +138,7 @@ def test_gpu_agrees_with_the_cpu(row, family, fixed_draws):
 def test_generator_of_another_device_is_an_error(row, family):
     problem = Problem(family)
     with pytest.raises(ValueError, match=r"expected a generator on the logits' device cuda:0, got"):
-        problem.run(**name_of(row), generator=torch.Generator())
+        problem.run(row, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("make", [Reinforce, MuProp, Rebar])

@@ -42,6 +42,7 @@ from ._score import (
     score,
     spread,
     value_and_slope,
+    weighted_score,
 )
 from ._types import Objective
 
@@ -55,6 +56,11 @@ class Control(NamedTuple):
     """Whether z and z given b are the same."""
     noise: Tensor | None
     """That of a user: (K, ...), or with both of an untied pair (2, K, ...), given b first."""
+
+    @property
+    def relaxes(self) -> bool:
+        """Whether it has a relaxed f."""
+        return isinstance(self.scale, Tensor) or self.scale != 0
 
 
 class Noise(NamedTuple):
@@ -72,11 +78,10 @@ def relaxed_estimate(row: Estimator, arguments: Arguments, control: Control) -> 
     given_noise = _accept_noise(problem, control)
     drawn = draw(problem)
     noise = given_noise or _draw_noise(problem, control.tied)
-    relaxes = isinstance(control.scale, Tensor) or control.scale != 0
 
     def gradient(values: Tensor) -> Tensor:
-        if control.network is None and not relaxes:
-            return (spread(values, drawn) * score(problem, drawn)).mean(0)
+        if control.network is None and not control.relaxes:
+            return weighted_score(problem, drawn, values)
         return _gradient(problem, drawn, noise, control, values, learn=can_learn(learned))
 
     learned = learned_tensors(control.network, control.scale, arguments.tau)
@@ -112,13 +117,12 @@ def _gradient(
 ) -> Tensor:
     family, count = problem.family, problem.num_samples
     batch_shape = values.shape[1:]
-    relaxes = isinstance(control.scale, Tensor) or control.scale != 0
-    watched = relaxes and not (transforming() or compiling())
+    watched = control.relaxes and not (transforming() or compiling())
     reached = []
 
     def c(points: Tensor) -> Tensor:
         total = torch.zeros((), dtype=points.dtype, device=points.device)
-        if relaxes:
+        if control.relaxes:
             # an excluded category stays excluded, and gives a learned tau no gradient
             tempered = divide_finite(points, problem.variables.tau)
             relaxed = family.relaxed(tempered).to(problem.logits.dtype)

@@ -196,11 +196,16 @@ def joint_size(
 ) -> int:
     """How many elements one joint sample has: those of the axes that f consumes."""
     kind = get_family(name, family)
-    likely = kind.prepare(Call(name, logits, mask=mask)).logits.detach()
+    variables = kind.prepare(Call(name, logits, mask=mask))
+    return math.prod(logits.shape[batch_axes(name, f, kind, variables.logits) :])
+
+
+def batch_axes(name: str, f: Objective, family: Family, logits: Tensor) -> int:
+    """How many axes f leaves to the batch, from one call of it."""
     with torch.no_grad():
-        loss = f(kind.sample(likely, kind.likeliest(likely)))
-    check_loss(name, loss, kind.variables_shape(logits))
-    return math.prod(logits.shape[loss.ndim :])
+        loss = f(family.sample(logits, family.likeliest(logits)))
+    check_loss(name, loss, family.variables_shape(logits))
+    return loss.ndim
 
 
 def likeliest_value(problem: Problem) -> Tensor:
@@ -301,8 +306,12 @@ def score(problem: Problem, drawn: Tensor) -> Tensor:
 
 def weighted_score(problem: Problem, drawn: Tensor, weights: Tensor) -> Tensor:
     """The mean over the samples of a weight for each of them times its score."""
-    of_each = score(problem, drawn)
-    return (spread(weights, of_each) * of_each).mean(0)
+    return weighted(weights, score(problem, drawn))
+
+
+def weighted(weights: Tensor, x: Tensor) -> Tensor:
+    """The mean over the samples of a weight for each of them times ``x``."""
+    return (spread(weights, x) * x).mean(0)
 
 
 def call_network(network: Objective, x: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ._checks import check_count, check_loss, check_objective
+from ._checks import check_count, check_objective
 from ._math import compute_dtype
 from ._modes import transforming
+from ._score import batch_axes, evaluate_each, joint_sum, spread
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
 
@@ -116,12 +117,13 @@ def exact_gradient(
         for first, last in _chunks(problem, chunk_size):
             samples = _outcomes(problem, first, last)
             weighted = _weighted_values(problem, samples, vectorize)
-            lead = weighted.shape + (1,) * (samples.ndim - weighted.ndim)
-            gradient += (weighted.reshape(lead) * (samples - mean)).sum(0)
+            gradient += (spread(weighted, samples) * (samples - mean)).sum(0)
     return gradient.to(logits.dtype)
 
 
 class _Problem(NamedTuple):
+    name: str
+    """The function, for messages."""
     family: Family
     f: Objective
     logits: Tensor
@@ -150,11 +152,8 @@ def _pose(
     variables = family.prepare(Call(name, logits, mask=mask))
     family.check_values(name, variables)
     logits = variables.logits
-    with torch.no_grad():
-        value = f(family.sample(logits, family.likeliest(logits)))
-    shape = family.variables_shape(logits)
-    check_loss(name, value, shape)
-    latent = shape[value.ndim :]
+    shape, axes = family.variables_shape(logits), batch_axes(name, f, family, logits)
+    batch, latent = shape[:axes], shape[axes:]
     values, size = family.outcomes(logits), math.prod(latent)
     if values ** min(size, 64) > max_outcomes:
         raise ValueError(
@@ -162,7 +161,7 @@ def _pose(
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    return _Problem(family, f, wide, variables.point, logits.dtype, value.shape, latent)
+    return _Problem(name, family, f, wide, variables.point, logits.dtype, batch, latent)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
@@ -185,13 +184,8 @@ def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
 def _weighted_values(problem: _Problem, samples: Tensor, vectorize: bool) -> Tensor:
     """P(z) f(z) for each outcome: (chunk, *batch_shape)."""
     samples = samples.expand(-1, *problem.logits.shape)
-    if vectorize:
-        values = torch.vmap(problem.f, randomness="different")(samples)
-    else:
-        values = torch.stack([problem.f(sample) for sample in samples])
-    log_prob = problem.family.log_prob(problem.logits, samples)
-    axes = tuple(range(-len(problem.latent_shape), 0))
-    log_prob = log_prob.sum(axes) if axes else log_prob
+    values = evaluate_each(problem.name, problem.f, samples, problem.family, vectorize)
+    log_prob = joint_sum(problem.family.log_prob(problem.logits, samples), values)
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)

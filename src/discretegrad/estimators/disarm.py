@@ -10,7 +10,7 @@ from torch import Tensor
 from .._math import sigmoid
 from .._random import uniform, widest
 from .._row import score_row
-from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, spread
+from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, weighted
 from .._types import Objective
 from ..families import FamilyLike
 from ..families.bernoulli import take_less_likely
@@ -70,7 +70,7 @@ def disarm(
         first, second = drawn.to(problem.point.dtype).chunk(2)
         f_first, f_second = values.chunk(2)
         difference = (first - second) * sigmoid(problem.point.abs())
-        return (spread((f_first - f_second) / 2, difference) * difference).mean(0)
+        return weighted((f_first - f_second) / 2, difference)
 
     return estimate(problem, drawn, gradient)
 

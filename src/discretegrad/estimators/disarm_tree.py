@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._random import uniform, widest
 from .._row import score_row
-from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, spread
+from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, weighted
 from .._tree import (
     Nodes,
     Tree,
@@ -94,8 +94,7 @@ def disarm_tree(
         weight = torch.where(on_path & on_other, both, alone)
         weight = torch.where(on_path | on_other, weight, 0)
         f_z, f_other = values.chunk(2)
-        for_nodes = (spread((f_z - f_other) / 2, weight) * weight).mean(0)
-        return to_logits(nodes, probs, for_nodes)
+        return to_logits(nodes, probs, weighted((f_z - f_other) / 2, weight))
 
     return estimate(problem, drawn, gradient)
 

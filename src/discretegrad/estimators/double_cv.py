@@ -18,7 +18,7 @@ from .._score import (
     others_mean,
     pose,
     score,
-    spread,
+    weighted,
 )
 from .._types import Objective
 from ..families import FamilyLike
@@ -79,7 +79,7 @@ def double_cv(
     def gradient(values: Tensor, slopes: Tensor) -> Tensor:
         centred = score(problem, drawn)
         total = values + alpha * joint_sum(others_mean(slopes) * centred, values)
-        of_samples = (spread(total - others_mean(total), centred) * centred).mean(0)
+        of_samples = weighted(total - others_mean(total), centred)
         return of_samples - alpha * covariance(problem.point, slopes.mean(0))
 
     return estimate_with_slopes(problem, drawn, gradient, learned_tensors(alpha))

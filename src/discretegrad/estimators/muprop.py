@@ -19,8 +19,8 @@ from .._score import (
     pose,
     score,
     signal,
-    spread,
     value_and_slope,
+    weighted,
 )
 from .._types import Objective
 from ..families import FamilyLike
@@ -89,7 +89,7 @@ def muprop(
         centred = score(problem, drawn)
         linear = joint_sum(g * centred, values)
         rest = values - offset * signal(problem, at_mean) - slope * linear
-        return (spread(rest, centred) * centred).mean(0) + slope * covariance(point, g.squeeze(0))
+        return weighted(rest, centred) + slope * covariance(point, g.squeeze(0))
 
     return estimate(problem, drawn, gradient, learned_tensors(offset, slope))
 

@@ -15,9 +15,8 @@ import typer
 
 from ..tasks import EXAMPLE
 from . import common
-from .arguments import find_device, parse_budget
-from .machine import ROOM
-from .selection import Selection
+from .doctor import ROOM
+from .selection import Selection, find_device, parse_budget
 
 if TYPE_CHECKING:
     from ..runs.listener import Listener, Outcome
@@ -217,16 +216,18 @@ def _shown(
     """Whoever shows the progress: nobody, JSON lines, a board on a terminal, or plain lines."""
     from rich.console import Console
 
-    from ..watch.board import Board
-    from ..watch.log import Log
+    from ..watch.board import Board, Log
 
+    console = Console(stderr=True)
     if quiet:
         yield []
-        return
-    console = Console(stderr=True)
-    board = Board(console, wanted.options["budget"]) if console.is_terminal else Log(sys.stderr)
-    with events or board as listener:
-        yield [listener]
+    elif events is not None:
+        yield [events]
+    elif console.is_terminal:
+        with Board(console, wanted.options["budget"]) as board:
+            yield [board]
+    else:
+        yield [Log(sys.stderr)]
 
 
 @contextlib.contextmanager
