@@ -37,6 +37,11 @@ def bit_sampler(name: str, **options: Any) -> Sample:
     return partial(getattr(discretegrad, name), family="bernoulli", **options)
 
 
+def torch_reinmax(logits: Tensor) -> Tensor:
+    """ReinMax in plain torch operations; a function of its own, so that it can be compiled."""
+    return discretegrad.reinmax(logits, backend="torch")
+
+
 def reinmax_row(logits: Tensor, table: Tensor) -> Tensor:
     """The row of a table that ReinMax draws, by its index."""
     _, handle = discretegrad.sample_index(logits, "reinmax")

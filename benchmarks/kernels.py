@@ -19,12 +19,9 @@ The CSV files are written after each section and keep the stored rows of the oth
 docs/kernel-benchmarks.md follows from them (python benchmarks/table.py).
 
 examples:
-  python benchmarks/kernels.py --mnist train-images-idx3-ubyte.gz
-        everything on a GPU, about five minutes
-  python benchmarks/kernels.py --only small index
-        two sections
-  python benchmarks/kernels.py --device cpu --quick --only large small
-        does it run? seconds, without a GPU
+  python benchmarks/kernels.py --mnist train-images-idx3-ubyte.gz       about five minutes
+  python benchmarks/kernels.py --only small index                       two sections
+  python benchmarks/kernels.py --device cpu --quick --only large small  does it run? seconds
 """
 
 import argparse
@@ -35,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import calls
+import pages
 import plain
 import torch
 from measure import (
@@ -50,26 +48,6 @@ from measure import (
     measured,
     rounded,
     with_spread,
-)
-from pages import (
-    DOCS,
-    NOT_MEASURED,
-    Page,
-    Results,
-    Target,
-    bullets,
-    crossed,
-    grouped,
-    is_ok,
-    markdown,
-    provenance,
-    ratio,
-    seconds,
-    short,
-    size,
-    table,
-    targets_table,
-    three_digits,
 )
 from samplers import (
     GATE_ROWS,
@@ -93,13 +71,12 @@ QUICK_PACE = Pace(rounds=2, seconds=0.0, calls=1)
 
 TORCH = "F.gumbel_softmax(hard=True)"
 TORCH_PATH, COMPILED = 'reinmax backend="torch"', "reinmax, compiled"
-_torch_path = calls.sampler(REINMAX, backend="torch")
 CATEGORICAL = (
     Sampler(REINMAX, calls.sampler(REINMAX), reinmax_tau=1.0),
     Sampler("reinmax tau=1.3", calls.sampler(REINMAX, tau=1.3), reinmax_tau=1.3),
     *(Sampler(x, calls.sampler(x)) for x in calls.SAMPLERS if x not in (REINMAX, "gumbel_rao")),
-    Sampler(TORCH_PATH, _torch_path, reinmax_tau=1.0),
-    Sampler(COMPILED, lambda logits: _torch_path(logits), reinmax_tau=1.0, compiled=True),
+    Sampler(TORCH_PATH, calls.torch_reinmax, reinmax_tau=1.0),
+    Sampler(COMPILED, calls.torch_reinmax, reinmax_tau=1.0, compiled=True),
     torch_gumbel_softmax(TORCH),
     PYPI_REINMAX,
 )
@@ -232,7 +209,7 @@ class Lookup(NamedTuple):
     is_reinmax: bool = True
 
 
-BY_INDEX, LINEAR_SELECT = "reinmax_index, select", "linear_select"
+BY_INDEX, LINEAR_SELECT = "sample_index, select", "linear_select"
 STRAIGHTFORWARD = "reinmax @ table"
 _OF_LOGITS = (
     Lookup(BY_INDEX, calls.reinmax_row),
@@ -489,24 +466,6 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
 }
 
 
-def shown(row: Row) -> str:
-    if "seconds" not in row:
-        return f"{row['epoch_seconds']} s an epoch"
-    numbers = [seconds(row)]
-    for column, text in (
-        ("times_floor", "{} x floor"),
-        ("speedup_pypi", "{} x PyPI"),
-        ("speedup_torch", "{} x torch"),
-        ("speedup_plain", "{} x plain"),
-        ("peak_extra_tensors", "{} tensors"),
-        ("beyond_bytes", "{} bytes beyond"),
-        ("launches_forward", "{} kernels forward"),
-        ("launches_backward", "{} backward"),
-    ):
-        numbers += [text.format(row[column])] if column in row else []
-    return ", ".join(numbers)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "MNIST's train-images-idx3-ubyte.gz, for the section efficiency"
     parser.add_argument("--mnist", type=Path, metavar="FILE", help=text)
@@ -530,7 +489,6 @@ BENCHMARK = Benchmark(
     __doc__,
     SECTIONS,
     {section: EFFICIENCY if section == "efficiency" else FILE for section in SECTIONS},
-    shown,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
@@ -539,11 +497,11 @@ BENCHMARK = Benchmark(
 # targets
 
 
-def _targets() -> Iterator[Target]:
-    def at(section: str, case: str, dtype: str, mode: str, provider: str) -> Callable[..., Target]:
-        place = (section, case, dtype, mode, provider)
+def _targets() -> Iterator[pages.Target]:
+    def at(*place: str) -> Callable[..., pages.Target]:
         where = dict(zip(("section", "case", "dtype", "mode", "provider"), place, strict=True))
-        return partial(Target, where, f"`{provider}` {place_of(where)}")
+        provider = where["provider"]
+        return partial(pages.Target, where, f"`{provider}` {place_of(where)}")
 
     faster = "at least {} times as fast as `F.gumbel_softmax`"
     for shape, floor in (("65536x1024", 1.25), ("8192x32768", 1.25), ("2048x131072", 1.6)):
@@ -599,113 +557,85 @@ RIVALS = {
     BY_INDEX: (STRAIGHTFORWARD, TORCH, PYPI),
     LINEAR_SELECT: (BY_INDEX, STRAIGHTFORWARD, PYPI),
 }
-_MORE = 1.01  # less than this is no difference of memory
-_PROVIDER = {"": lambda row: f"`{row['provider']}`"}
-_VS_TORCH = {"vs `F.gumbel_softmax`": lambda row: ratio(row, "speedup_torch")}
-_VS_PYPI = {"vs PyPI `reinmax`": lambda row: ratio(row, "speedup_pypi")}
-_VS_PRODUCT = {f"vs `{STRAIGHTFORWARD}`": lambda row: ratio(row, "speedup_plain")}
-_EXTRA_MEMORY = {"extra memory": lambda row: size(row["peak_extra_bytes"])}
+_PROVIDER = {"": pages.label}
+_VS_TORCH = {"vs `F.gumbel_softmax`": lambda row: pages.ratio(row, "speedup_torch")}
+_VS_PYPI = {"vs PyPI `reinmax`": lambda row: pages.ratio(row, "speedup_pypi")}
+_VS_PRODUCT = {f"vs `{STRAIGHTFORWARD}`": lambda row: pages.ratio(row, "speedup_plain")}
+_EXTRA_MEMORY = {"extra memory": lambda row: pages.size(row["peak_extra_bytes"])}
 TABLES = {
     "gumbel_rao": {
-        "time": seconds,
-        "vs the plain form": lambda row: ratio(row, "speedup_plain"),
+        "time": pages.seconds,
+        "vs the plain form": lambda row: pages.ratio(row, "speedup_plain"),
         **_EXTRA_MEMORY,
-        "vs `straight_through`": lambda row: short(row["memory_ratio"]),
+        "vs `straight_through`": lambda row: pages.short(row["memory_ratio"]),
     },
-    "index": {"time": seconds} | _VS_TORCH | _VS_PYPI | _VS_PRODUCT | _EXTRA_MEMORY,
-    "vocabulary": {"time": seconds}
+    "index": {"time": pages.seconds} | _VS_TORCH | _VS_PYPI | _VS_PRODUCT | _EXTRA_MEMORY,
+    "vocabulary": {"time": pages.seconds}
     | _VS_PYPI
     | _VS_PRODUCT
-    | {"memory": lambda row: size(row["beyond_bytes"])},
+    | {"memory": lambda row: pages.size(row["beyond_bytes"])},
 }
 
 
-def blocks(results: Results) -> dict[str, str]:
+def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     large, rows = results.of(section="large"), results.rows
     eager = [row for row in large if row["mode"] == EAGER]
+    measured_here = [row for row in rows if row.get("source", "this run") == "this run"]
     return {
-        "provenance": provenance(x for x in rows if x.get("source", "this run") == "this run"),
-        "targets": targets_table(TARGETS, rows),
-        "losses": bullets(losses(results)) or ("Nowhere." if rows else NOT_MEASURED),
-        "headline": headline_table(large),
-        "floors": by_case(large, lambda row: f"{short(row['times_floor'])}x ({seconds(row)})"),
-        "memory": by_case(eager, lambda row: short(row["peak_extra_tensors"])),
+        "provenance": pages.provenance(measured_here),
+        "targets": pages.targets_table(TARGETS, rows),
+        "losses": pages.bullets(losses(results)) or ("Nowhere." if rows else pages.NOT_MEASURED),
+        "floors": by_case(large, times_floor),
+        "memory": by_case(eager, lambda row: pages.short(row["peak_extra_tensors"])),
         "small": small_tables(results.of(section="small")),
         **{name: case_tables(results.of(section=name), cells) for name, cells in TABLES.items()},
         "efficiency": efficiency_tables(results.of(section="efficiency")),
-        "cache": bullets([cache_note(large)]),
     }
 
 
-def cases(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
-    """Rows of the same case together."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
-    return list(groups.values())
-
-
 def joined(tables: Sequence[str]) -> str:
-    return "\n\n".join(tables) or NOT_MEASURED
+    return "\n\n".join(tables) or pages.NOT_MEASURED
 
 
 def case_tables(rows: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> str:
     """A table for each case; a provider that could not run says why."""
-    groups = cases(rows, "case", "dtype")
-    return joined([table(group, place_of(group[0]), _PROVIDER | cells) for group in groups])
+    groups = pages.cases(rows, "case", "dtype")
+    return joined([pages.table(group, place_of(group[0]), _PROVIDER | cells) for group in groups])
+
+
+def times_floor(row: Row) -> str:
+    return f"{pages.short(row['times_floor'])}x ({pages.seconds(row)})"
 
 
 def by_case(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A table for each dtype and kind of variable: lines are samplers, columns are shapes."""
-    groups = [
-        [row for row in group if row["case"].endswith("bits") == bits]
-        for group in cases(rows, "dtype")
-        for bits in (False, True)
-    ]
+    rows = [row | {"is_bits": row["case"].endswith("bits")} for row in rows]
     return joined(
         [
-            crossed(
+            pages.crossed(
                 group,
                 group[0]["dtype"],
-                _PROVIDER[""],
+                pages.label,
                 lambda row: row["case"] + (f", {row['mode']}" if row["mode"] != EAGER else ""),
-                lambda row: cell(row) if is_ok(row) else row["status"],
+                lambda row: cell(row) if pages.is_ok(row) else row["status"],
             )
-            for group in groups
-            if group
+            for group in pages.cases(rows, "dtype", "is_bits")
         ]
     )
 
 
-def headline_table(rows: Sequence[Row]) -> str:
-    memory = {
-        (place_of(row), row["provider"]): short(row["peak_extra_tensors"])
-        if is_ok(row)
-        else row["status"]
-        for row in rows
-    }
-
-    def memories(row: Row) -> str:
-        places = [(place_of(row), name) for name in (REINMAX, TORCH, PYPI)]
-        return " / ".join(memory[x] for x in places if x in memory) if row["mode"] == EAGER else ""
-
-    columns = {"": place_of, "the floor": lambda row: f"{short(row['times_floor'])}x"}
-    columns |= _VS_TORCH | _VS_PYPI | {"memory: ours / torch / PyPI": memories}
-    return table([row for row in rows if row["provider"] == REINMAX], "", columns)
-
-
 def small_tables(rows: Sequence[Row]) -> str:
     def in_mode(mode: str) -> Callable[[Row], str]:
-        times = {(x["case"], x["provider"]): seconds(x) for x in rows if x["mode"] == mode}
+        times = {(x["case"], x["provider"]): pages.seconds(x) for x in rows if x["mode"] == mode}
         return lambda row: times.get((row["case"], row["provider"]), "")
 
-    columns = _PROVIDER | {"eager": seconds} | _VS_TORCH | _VS_PYPI
+    columns = _PROVIDER | {"eager": pages.seconds} | _VS_TORCH | _VS_PYPI
     columns |= {"kernels forward": partial(launches, "forward")}
     columns |= {"backward": partial(launches, "backward")}
     columns |= {mode: in_mode(mode) for mode in (GRAPH, GRAPH_OF_20)}
-    eager = [row for row in rows if row["mode"] == EAGER]
-    return joined([table(group, group[0]["case"], columns) for group in cases(eager, "case")])
+    groups = pages.cases([row for row in rows if row["mode"] == EAGER], "case")
+    return joined([pages.table(group, group[0]["case"], columns) for group in groups])
 
 
 def launches(part: str, row: Row) -> str:
@@ -716,136 +646,47 @@ def launches(part: str, row: Row) -> str:
 def efficiency_tables(rows: Sequence[Row]) -> str:
     """Published numbers, plain forms and ours, a table for each problem."""
     tables = []
-    for group in cases(rows, "case"):
+    for group in pages.cases(rows, "case"):
         by_form = {(row["mode"], row["provider"]): row for row in group}
         lines = [
             [
                 method.name,
                 *(epoch(by_form[form, method.name]) for form in ("published", "plain", "ours")),
-                ratio(by_form["ours", method.name], "speedup_plain"),
+                pages.ratio(by_form["ours", method.name], "speedup_plain"),
             ]
             for method in METHODS
         ]
         headings = [group[0]["case"], "published", "plain", "ours", "ours vs plain"]
-        tables.append(markdown(headings, lines))
+        tables.append(pages.markdown(headings, lines))
     return joined(tables)
 
 
 def epoch(row: Row) -> str:
-    if not is_ok(row):
+    if not pages.is_ok(row):
         return row["status"]
-    memory = three_digits(float(row["peak_bytes"] or "nan") / 1e6)
+    memory = pages.three_digits(float(row["peak_bytes"] or "nan") / 1e6)
     return f"{float(row['epoch_seconds']):.3g} s, {memory} MB"
 
 
-def losses(results: Results) -> list[str]:
+def losses(results: pages.Results) -> list[str]:
     """Where a fused kernel is slower, or needs more memory, than something else."""
-    claims: list[tuple[str, str]] = []
-    timed = [row for row in results.rows if is_ok(row) and row["section"] != "efficiency"]
-    for group in cases(timed, "section", "case", "dtype", "mode"):
-        by_name = {row["provider"]: row for row in group}
-        for name, row in by_name.items():
-            for rival in (by_name[x] for x in RIVALS.get(name, ()) if x in by_name):
-                factors = {"is slower": float(row["seconds"]) / float(rival["seconds"])}
-                # the allocator rounds up, which counts at small sizes
-                if row["section"] != "small" and row["peak_extra_bytes"]:
-                    memory = float(rival["peak_extra_bytes"] or "inf")
-                    factors["needs more memory"] = float(row["peak_extra_bytes"]) / memory
-                for what, factor in factors.items():
-                    if factor > (1 if what == "is slower" else _MORE):
-                        shown = short(1 / factor if what == "is slower" else factor)
-                        claim = f"`{name}` {what} than `{rival['provider']}`"
-                        claims.append((claim, f"{place_of(row)} ({shown}x)"))
-    for row in results.of(section="efficiency", mode="ours", status="ok"):
-        if float(row["speedup_plain"]) < 1:
-            claim = f"{row['provider']} is slower than its plain form"
-            claims.append((claim, f"{row['case']} ({short(row['speedup_plain'])}x)"))
-    return grouped(claims)
+    timed = [
+        # the allocator rounds up, which counts at small sizes
+        row | {"peak_extra_bytes": ""} if row["section"] == "small" else row
+        for row in results.rows
+        if row["section"] != "efficiency"
+    ]
+    groups = pages.cases(timed, "section", "case", "dtype", "mode")
+    sentences = pages.losses(groups, RIVALS, place_of, "peak_extra_bytes")
+    return sentences + [
+        f"{row['provider']} is slower than its plain form at {row['case']} "
+        f"({pages.short(row['speedup_plain'])}x)."
+        for row in results.of(section="efficiency", mode="ours", status="ok")
+        if float(row["speedup_plain"]) < 1
+    ]
 
 
-def cache_note(rows: Sequence[Row]) -> str:
-    """Which large cases are not larger than the cache."""
-    l2 = next((int(row["l2_bytes"]) for row in rows if row["l2_bytes"]), 0)
-    small = dict.fromkeys(
-        f"{row['case']} {row['dtype']} ({size(row['tensor_bytes'])})"
-        for row in rows
-        if int(row["tensor_bytes"]) <= l2
-    )
-    if not small:
-        return "At large sizes data are larger than the cache of the GPU."
-    return (
-        f"A tensor fits into the cache of the GPU ({size(l2)}) at {', '.join(small)}: part of the "
-        "traffic never reaches memory there, and less than the floor is possible. At all other "
-        "large sizes data are larger than the cache."
-    )
-
-
-# the pictures
-
-COLOURS = {
-    REINMAX: "#0072B2",
-    "reinmax tau=1.3": "#56B4E9",
-    "straight_through": "#D55E00",
-    "gumbel_softmax": "#009E73",
-    "gapped": "#CC79A7",
-    "mean_baseline": "#E69F00",
-    TORCH_PATH: "#7A4FBF",
-    COMPILED: "#8C564B",
-    TORCH: "#999999",
-    PYPI: "#000000",
-}
-
-
-def bars(quantity: str, label: str, line: float, text: str, results: Results) -> Any:
-    """A panel for each dtype, a group for each shape, a bar for each sampler."""
-    from matplotlib.figure import Figure
-
-    rows = results.of(section="large", mode=EAGER, status="ok")
-    rows = [row for row in rows if row["provider"] in COLOURS]
-    if not rows:
-        return None
-    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    shapes = list(dict.fromkeys(row["case"] for row in rows))
-    figure = Figure(figsize=(9, 2.9 * len(dtypes) + 0.5), layout="constrained")
-    panels = figure.subplots(len(dtypes), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    width = 0.86 / len(COLOURS)
-    for ax, dtype in zip(panels, dtypes, strict=True):
-        for number, (provider, colour) in enumerate(COLOURS.items()):
-            values = {
-                row["case"]: float(row[quantity])
-                for row in rows
-                if (row["dtype"], row["provider"]) == (dtype, provider) and row[quantity]
-            }
-            places = [shapes.index(case) + (number - 4.5) * width for case in values]
-            ax.bar(places, values.values(), width, color=colour, label=provider)
-        ax.axhline(line, color="black", linewidth=0.8, linestyle="--")
-        ax.annotate(
-            text, (1, line), xycoords=("axes fraction", "data"), xytext=(2, -3),
-            textcoords="offset points", fontsize="x-small",
-        )  # fmt: skip
-        ax.set_ylabel(f"{label}\n{dtype}", fontsize="small")
-        ax.set_xticks(range(len(shapes)), shapes)
-        ax.grid(axis="y", alpha=0.3)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False,
-                  fontsize="x-small")  # fmt: skip
-    return figure
-
-
-_TENSORS = "tensors of the logits' size"
-PAGE = Page(
-    DOCS / "kernel-benchmarks.md",
-    (FILE.name, EFFICIENCY.name),
-    blocks,
-    {
-        "kernel_floor.png": partial(bars, "times_floor", "time / floor", 1.0, "the floor"),
-        "kernel_memory.png": partial(
-            bars, "peak_extra_tensors", _TENSORS, 2.0, "sample and gradient"
-        ),
-    },
-)
+PAGE = pages.Page(pages.DOCS / "kernel-benchmarks.md", (FILE.name, EFFICIENCY.name), blocks)
 
 
 if __name__ == "__main__":

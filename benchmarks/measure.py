@@ -49,6 +49,12 @@ PAUSE_CYCLES = 2_000_000  # about a millisecond
 PASSES = 5
 TIME_OVER = "not measured: the time was over"
 SPREAD = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
+# the columns that a line of the log shows, where a row has them
+LOGGED = (
+    *("vectorize", "members", "seconds", "epoch_seconds", "run_seconds", "times_floor", "speedup"),
+    *("speedup_torch", "speedup_pypi", "speedup_plain", "time_ratio", "overhead", "memory_ratio"),
+    *("peak_extra_tensors", "beyond_bytes", "launches_forward", "launches_backward"),
+)
 
 Row = dict[str, Any]
 
@@ -204,24 +210,20 @@ def measure(case: Case, setup: Setup) -> list[Row]:
     launches: dict[str, Row] = {}
     # after the timing, which they would disturb
     for work in (work for work in case.works if work.provider in entries):
-        if not case.copies:
-            keep(peaks, work.provider, partial(peak_bytes, work, setup))
-        if case.counts_launches:
-            keep(launches, work.provider, partial(count_launches, work))
+        for results, function in (
+            (peaks, partial(peak_bytes, work, setup) if not case.copies else None),
+            (launches, partial(count_launches, work) if case.counts_launches else None),
+        ):
+            value, problem = attempt(function) if function else (None, "ok")
+            if value is not None:
+                results[work.provider] = value
+            elif problem != "ok":
+                print(f"  {work.provider}: {problem}", flush=True)
     return [
         result(case, work, status[work.provider], times, peaks, setup.bandwidth)
         | launches.get(work.provider, {})
         for work in case.works
     ]
-
-
-def keep(results: dict[str, Any], name: str, function: Callable[[], Any]) -> None:
-    """Keep what a function returns, or say what happened."""
-    value, status = attempt(function)
-    if status == "ok":
-        results[name] = value
-    else:
-        print(f"  {name}: {status}", flush=True)
 
 
 def attempt(function: Callable[[], Any]) -> tuple[Any, str]:
@@ -622,8 +624,6 @@ class Benchmark:
     sections: Mapping[str, Callable[[Setup], Iterator[Row]]]
     files: Mapping[str, File]
     """Of each section."""
-    shown: Callable[[Row], str]
-    """The numbers of a row in a line of the log."""
     devices: tuple[str, ...] = ("cuda", "cpu")
     """The first is the default; if that is a GPU, a CPU only rehearses, with --quick."""
     threads: int | None = None
@@ -631,8 +631,6 @@ class Benchmark:
     limit_seconds: float = math.inf
     quick_sections: tuple[str, ...] = ()
     """What is small enough for a rehearsal; all if empty."""
-    gate: Callable[[Setup, Sequence[str]], list[str]] | None = None
-    """If anything is wrong here, nothing is timed and nothing is written."""
     add_arguments: Callable[[argparse.ArgumentParser], object] = bool
     read_arguments: Callable[[argparse.Namespace], tuple[Any, list[str], Row]] | None = None
     """Data of the setup, flags of the recorded command, columns. ValueError: wrong arguments."""
@@ -644,16 +642,13 @@ class Benchmark:
             torch.set_num_threads(options.threads)
         torch.manual_seed(0)
         begin = time.perf_counter()
-        setup = Setup(torch.device(options.device), options.quick)
-        setup = setup._replace(deadline=begin + options.limit, folder=options.output)
-        setup = setup._replace(data=options.data)
-        if self.gate and (faults := self.gate(setup, options.only)):
-            print(
-                "The gate is red, so nothing was timed and nothing was written:",
-                *faults,
-                sep="\n  ",
-            )
-            return 1
+        setup = Setup(
+            torch.device(options.device),
+            options.quick,
+            deadline=begin + options.limit,
+            folder=options.output,
+            data=options.data,
+        )
         columns = {column for section in options.only for column in self.files[section].columns}
         about = options.about
         if "copy_bandwidth" in columns:
@@ -671,11 +666,10 @@ class Benchmark:
             broken.append(self.line(row))
         print(*broken, f"written: {options.output}, {time.perf_counter() - begin:.0f} s", sep="\n")
         if options.output == STORED:
-            pages = [sys.executable, str(STORED / "table.py")]
             if setup.on_gpu:  # a machine with a GPU may lack what draws the pictures
                 print("now write the pages: python benchmarks/table.py")
             else:
-                subprocess.run(pages, check=True)
+                subprocess.run([sys.executable, str(STORED / "table.py")], check=True)
         return 1 if broken else 0
 
     def measure(
@@ -699,14 +693,16 @@ class Benchmark:
     def line(self, row: Row) -> str:
         """A line of the log: what a row is about, and its numbers or why it has none."""
         where = [str(row[x]) for x in ("case", "shape", "dtype", "mode", "provider") if row.get(x)]
-        status = row.get("status", "ok")
-        return f"{', '.join(where)}: {self.shown(row) if status == 'ok' else status}"
+        numbers = [f"{column} {row[column]}" for column in LOGGED if row.get(column, "") != ""]
+        is_ok = row.get("status", "ok") == "ok"
+        return f"{', '.join(where)}: {', '.join(numbers) if is_ok else row['status']}"
 
     def write(self, folder: Path, section: str, rows: Sequence[Row]) -> None:
-        """Replace the rows of a section; a file without a status has room for numbers only."""
+        """Replace the rows of a section; in a file without a status, if none of them is red."""
         file = self.files[section]
         if "status" not in file.columns:
-            rows = [row for row in rows if row.get("status", "ok") == "ok"]
+            is_whole = not any(map(is_red, rows))
+            rows = [row for row in rows if is_whole and row.get("status", "ok") == "ok"]
         if rows:
             order = [name for name in self.sections if self.files[name] == file]
             write_section(folder, file, order, section, rows)
@@ -721,11 +717,22 @@ class Benchmark:
         parser = argparse.ArgumentParser(
             description=self.description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        names = list(self.sections)
+        add, names = parser.add_argument, list(self.sections)
         if not self.by_device:
             text = f"sections to measure, of {', '.join(names)} (default: all)"
-            parser.add_argument("--only", nargs="+", choices=names, metavar="SECTION", help=text)
-        _add_common_arguments(parser, self)
+            add("--only", nargs="+", choices=names, metavar="SECTION", help=text)
+        text = f"where (default: {self.devices[0]})"
+        add("--device", choices=self.devices, default=self.devices[0], help=text)
+        text = "miniature sizes and two rounds: does it run? not a measurement"
+        add("--quick", action="store_true", help=text)
+        text = f"begin no case later than that (default: {self.limit_seconds:g})"
+        add("--limit", type=float, default=self.limit_seconds, metavar="SECONDS", help=text)
+        text = f"that torch may use (default: {self.threads or 'as many as it likes'})"
+        add("--threads", type=int, default=self.threads, help=text)
+        text = "folder of the CSV (default: benchmarks; for a rehearsal output/benchmarks)"
+        add("--output", type=Path, metavar="DIR", help=text)
+        text = "the commit that this tree is an exact copy of, for a machine where git cannot tell"
+        add("--commit", metavar="HASH", help=text)
         self.add_arguments(parser)
         options = parser.parse_args(arguments)
         gpu_only = self.devices[0] == "cuda"
@@ -760,38 +767,3 @@ class Benchmark:
             parts.append(f"--only {' '.join(options.only)}")
         parts += [f"--threads {options.threads}"] if options.threads != self.threads else []
         return " ".join(parts)
-
-
-def _add_common_arguments(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
-    add = parser.add_argument
-    first, limit = benchmark.devices[0], benchmark.limit_seconds
-    add("--device", choices=benchmark.devices, default=first, help=f"where (default: {first})")
-    add(
-        "--quick",
-        action="store_true",
-        help="miniature sizes and two rounds: does it run? not a measurement",
-    )
-    add(
-        "--limit",
-        type=float,
-        default=limit,
-        metavar="SECONDS",
-        help=f"begin no case later than that (default: {limit:g})",
-    )
-    add(
-        "--threads",
-        type=int,
-        default=benchmark.threads,
-        help=f"threads that torch may use (default: {benchmark.threads or 'as many as it likes'})",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder of the CSV (default: benchmarks; for a rehearsal output/benchmarks)",
-    )
-    add(
-        "--commit",
-        metavar="HASH",
-        help="the commit that this tree is an exact copy of, for a machine where git cannot tell",
-    )

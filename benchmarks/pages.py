@@ -8,15 +8,23 @@ import hashlib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from measure import ROOT, SPREAD, STORED, read_csv
+
+if TYPE_CHECKING:
+    from discretegrad_lab.report.document import Figure
 
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "assets"
 NOT_MEASURED = "Not measured yet."
+_LABELS = {
+    "torch gumbel_softmax(hard=True)": "`F.gumbel_softmax`",
+    "PyPI reinmax": "PyPI `reinmax`",
+}
+_MORE = 1.01  # less than this is no difference of memory
 _MARKER = re.compile(r"<!-- (begin|end) generated: ([\w ]+) -->\n?")
 
 Row = Mapping[str, Any]
@@ -30,7 +38,6 @@ class Results(NamedTuple):
     """What is stored."""
 
     rows: Sequence[Row]
-    digest: str = ""
 
     def of(self, **columns: object) -> list[Row]:
         """The rows with these values, in the order they are stored."""
@@ -49,39 +56,36 @@ class Page:
     sources: Sequence[str]
     blocks: Callable[[Results], Mapping[str, str]]
     """Its generated parts by name."""
-    pictures: Mapping[str, Callable[[Results], Any]] = field(default_factory=dict)
-    """Figures of matplotlib by name of the file; None where nothing was measured."""
+    pictures: "Callable[[Results], Mapping[str, Sequence[Figure]]]" = lambda results: {}
+    """What its pictures show, by name of the file."""
 
     def read(self, folder: Path = STORED) -> Results:
         """All files, or as much of them as there is."""
-        rows: list[Row] = []
-        digest = hashlib.sha256()
-        for path in (folder / name for name in self.sources if (folder / name).exists()):
-            digest.update(path.read_bytes())
-            rows += read_csv(path)
-        return Results(rows, digest.hexdigest())
+        paths = [folder / name for name in self.sources if (folder / name).exists()]
+        return Results([row for path in paths for row in read_csv(path)])
 
     def text(self, results: Results) -> str:
         """The page with its generated parts as they should be."""
         blocks = {name: f"\n{block}\n\n" for name, block in self.blocks(results).items()}
         return filled(self.path.read_text(encoding="utf-8"), blocks, self.path.name)
 
-    def stale(self, results: Results, folder: Path) -> list[str]:
-        """The pictures that show other numbers; a picture says which it shows."""
-        drawn = [name for name, draw in self.pictures.items() if draw(results) is not None]
-        return [
-            name
-            for name in drawn
-            if not (path := folder / name).exists()
-            or results.digest.encode() not in path.read_bytes()
-        ]
 
-    def draw(self, results: Results, name: str, folder: Path) -> None:
-        """Write a picture that says which numbers it shows."""
-        folder.mkdir(parents=True, exist_ok=True)
-        metadata = {"Source": results.digest}
-        figure = self.pictures[name](results)
-        figure.savefig(folder / name, dpi=110, metadata=metadata, pil_kwargs={"optimize": True})
+def shows(path: Path, figures: "Sequence[Figure]") -> bool:
+    """Whether a picture shows these curves, colours and titles; its file says which it shows."""
+    return path.exists() and fingerprint(figures).encode() in path.read_bytes()
+
+
+def draw(path: Path, figures: "Sequence[Figure]") -> None:
+    """Write a picture that says what it shows."""
+    from discretegrad_lab.report import plots
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plots.draw(figures, path, metadata={"Source": fingerprint(figures)})
+
+
+def fingerprint(figures: "Sequence[Figure]") -> str:
+    """The same for the same curves, colours and titles."""
+    return hashlib.sha256(repr([astuple(figure) for figure in figures]).encode()).hexdigest()
 
 
 def filled(text: str, blocks: Mapping[str, str], name: str) -> str:
@@ -217,11 +221,47 @@ def provenance(rows: Iterable[Row]) -> str:
     return "\n\n".join(tables) or NOT_MEASURED
 
 
-def grouped(claims: Iterable[tuple[str, str]]) -> list[str]:
-    """Sentences that say of each claim all places where it is true."""
+def cases(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
+    """Rows of the same case together."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return list(groups.values())
+
+
+def losses(
+    groups: Iterable[Sequence[Row]],
+    rivals: Mapping[str, Sequence[str]],
+    place: Cell,
+    memory: str,
+    speed: Callable[[Row, Row], float] = lambda row, rival: (
+        float(rival["seconds"]) / float(row["seconds"])
+    ),
+) -> list[str]:
+    """Sentences about a provider that is slower, or needs more memory, than one of its rivals.
+
+    Args:
+        groups: The rows of each case.
+        rivals: The providers that compute the same, or something for the same purpose.
+        place: Where a row was measured, in words.
+        memory: The column of the memory.
+        speed: How many times as fast as a rival; by default the ratio of median times.
+    """
     places: dict[str, list[str]] = {}
-    for claim, place in claims:
-        places.setdefault(claim, []).append(place)
+    for rows in groups:
+        by_name = {row["provider"]: row for row in rows if is_ok(row)}
+        pairs = [
+            (by_name[x], by_name[y]) for x in by_name for y in rivals.get(x, ()) if y in by_name
+        ]
+        for row, rival in pairs:
+            factors = {"is slower": 1 / speed(row, rival)}
+            if row[memory] and rival[memory]:
+                factors["needs more memory"] = float(row[memory]) / float(rival[memory])
+            for what, factor in factors.items():
+                if factor > (1 if what == "is slower" else _MORE):
+                    claim = f"{label(row)} {what} than {label(rival)}"
+                    shown = short(1 / factor if what == "is slower" else factor)
+                    places.setdefault(claim, []).append(f"{place(row)} ({shown}x)")
     return [f"{claim} at {', '.join(where)}." for claim, where in places.items()]
 
 
@@ -230,6 +270,11 @@ def grouped(claims: Iterable[tuple[str, str]]) -> list[str]:
 
 def is_ok(row: Row) -> bool:
     return row.get("status", "ok") == "ok"
+
+
+def label(row: Row) -> str:
+    """The provider as code; what stands for other libraries has a shorter name."""
+    return _LABELS.get(row["provider"], f"`{row['provider']}`")
 
 
 def bullets(items: Sequence[str]) -> str:

@@ -1,14 +1,18 @@
-"""The paper's experiments beside ours: a page of the documentation and a table of the README.
+"""Stored runs beside the paper: a page of the documentation, and the tables of the README.
 
-``python benchmarks/table.py`` writes both from the results that are stored below results/.
+``python benchmarks/table.py`` writes both from the results that are stored below results/ and from
+the registry of estimators.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import calls
 from measure import ROOT
-from pages import markdown, wrapped
+from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 
 from discretegrad_lab import tasks
 from discretegrad_lab.report import section as sections
@@ -16,107 +20,19 @@ from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
 from discretegrad_lab.report.entries import Entry, entries
 from discretegrad_lab.report.reading import Reading, of_recipe
 from discretegrad_lab.report.results import read as read_folder
-from discretegrad_lab.report.tables import from_optimum
+from discretegrad_lab.report.tables import from_optimum, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
-from discretegrad_lab.tasks.evidence import Results
+from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
 from discretegrad_lab.tasks.polynomial import temperature
+from discretegrad_lab.tasks.polynomial.config import Polynomial
 
-PAGE = ROOT / "docs" / "reproduction.md"
 RESULTS = ROOT / "results"
 
-VAE = "vae-10x30"
+VAE, DEMO = "vae-10x30", "polynomial-headline"
 CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "settings", "temperatures"))
+OTHER_SIZES = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12")
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
-
-_PAGE = """\
-<!-- Written by `python benchmarks/table.py` from the results below results/. Do not edit. -->
-# The paper, trained again
-
-Experiments of *Bridging Discrete and Backpropagation: Straight-Through and Beyond*
-([arXiv:2304.08612](https://arxiv.org/abs/2304.08612)), trained by [the lab](lab.md) with the
-settings that the paper gives, and those of its released code where the text does not say, beside
-the numbers and claims of the paper.
-
-{runs}
-
-*Training* is the time of all epochs, with compiling in the first one, without starting and storing;
-recipes share runs, which are trained once. Each is one command, and what it leaves is reported by
-another:
-
-```bash
-discretegrad data fetch mnist
-discretegrad run vae-10x30
-discretegrad report vae-10x30
-```
-
-Every run, its configuration and its outcome are in the folder results of the repository, with the
-full reports; `discretegrad report --check` proves that the reports follow from the runs. In a clone
-`discretegrad report vae-10x30` makes of them a page with curves to look at, without any training.
-
-{rule}
-
-## A categorical VAE on MNIST
-
-30 latent variables with 10 categories each, 96,000 steps of a batch of 100, and the optimiser, the
-learning rate and the temperature that the paper found best for each estimator (Table 8). Matrix
-products use TF32. This is one of the six sizes in the paper's tables; the others are not trained
-here yet.
-
-{vae}
-
-![The loss against the epoch, train and test](assets/vae-10x30.png)
-
-From the tenth epoch on; bands are 95 % intervals.
-
-![Digits, and what each estimator's model makes of them](assets/vae-10x30-reconstructions.png)
-
-Digits of the test set, and the decoder's mean for one sample of their code, from the model with the
-lowest seed; drawn by `discretegrad plot vae-10x30` where these runs were trained.
-
-## Polynomial programming
-
-The mean of |X - c|^p over binary variables X is minimised over their logits, in 8,000 steps of Adam
-at a learning rate of 0.001. Temperatures are tuned as in the paper, over ten values with two seeds
-that are used nowhere else (batch 256, 128 variables; GR-MCK with 100 draws there and 1,000 in what
-follows):
-
-{temperatures}
-
-Among the estimators that fail in setting A, ST and GST-1.0, all temperatures end equally far from
-the optimum, so that the choice means nothing there.
-
-{search_claims}
-
-![Expected loss at the end against the temperature](assets/polynomial-temperatures.png)
-
-### Training curves
-
-128 variables, batch 256, c = 0.45 (Figure 1). The exact gradient is the reference.
-
-![Expected loss against the step](assets/polynomial-curves.png)
-
-{curves}
-
-### Settings A and B, batch sizes and numbers of variables
-
-In setting A every c is 0.45, in setting B they are spread over (0, 1) (Figures 7 to 10). The paper
-shows these figures without naming their batch sizes and numbers of variables in the text: 16, 64
-and 256, and 8, 32 and 128, are our choice. REINFORCE is the plain one without a baseline, as in the
-released code; RODEO evaluates the loss as often as the others. Curves of these runs are kept every
-other epoch, and averages over the epochs follow straight lines between. The simplest corner of the
-grid, and the hardest one:
-
-![Expected loss against the step, simplest and hardest setting](assets/polynomial-settings.png)
-
-{settings}
-
-How ReinMax compares with RODEO in simple settings depends on its temperature. What the search found
-at a temperature of 1, in setting A with 128 variables and batch 256, beside what is above (mean ±
-half the 95 % interval):
-
-{at_one}
-"""
 
 
 @cache
@@ -135,24 +51,25 @@ def section(results: Results) -> Section:
     return sections.section(reading(results), results)
 
 
-def page() -> str:
-    """The page of the documentation."""
-    return _PAGE.format(
-        runs=runs_table(),
-        vae=tables_and_claims(VAE),
-        rule=wrapped(RULE),
-        temperatures=temperatures_table(),
-        search_claims=claims_table(section(read(SEARCH)).verdicts),
-        curves=tables_and_claims(CURVES),
-        settings=tables_and_claims(SETTINGS, folded=True),
-        at_one=at_one_table(),
-    )
+def blocks() -> dict[str, str]:
+    """The generated parts of the page of the documentation."""
+    return {
+        "runs": runs_table(),
+        "rule": wrapped(RULE),
+        "vae": tables_and_claims(VAE),
+        "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
+        "temperatures": temperatures_table(),
+        "search claims": claims_table(section(read(SEARCH)).verdicts),
+        "curves": tables_and_claims(CURVES),
+        "settings": tables_and_claims(SETTINGS, folded=True),
+        "at one": at_one_table(),
+    }
 
 
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    for name in STORED:
+    for name in (*OTHER_SIZES, *STORED):
         results, recipe = read(name), tasks.recipe(name)
         counts = ", ".join(f"{n:,} {state}" for state, n in results.counts().items() if n)
         about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
@@ -232,26 +149,25 @@ def _entry(results: Results, estimator: str) -> Entry:
     return entry
 
 
-def figures() -> dict[str, list[Figure]]:
-    """The curves of each picture, by its name."""
-    return {
-        VAE: [from_epoch(10, figure) for figure in figures_of(read(VAE))],
-        CURVES: figures_of(read(CURVES)),
-        SEARCH: figures_of(read(SEARCH)),
-        SETTINGS: [
-            figure
-            for corner in (
-                {"target": "constant", "latents": 8, "batch": 256},
-                {"target": "spread", "latents": 128, "batch": 16},
-            )
-            for figure in figures_of(read(SETTINGS).part(**corner))
-        ],
+PAGE = Page(DOCS / "reproduction.md", (), lambda results: blocks())
+
+
+# the pictures
+
+
+def pictures() -> dict[Path, list[Figure]]:
+    """What each picture of stored curves shows."""
+    corners = (
+        {"target": "constant", "latents": 8, "batch": 256},
+        {"target": "spread", "latents": 128, "batch": 16},
+    )
+    settings = [section(read(SETTINGS).part(**corner)).figures for corner in corners]
+    shown = {name: section(read(name)).figures for name in (DEMO, CURVES, SEARCH)}
+    shown |= {
+        VAE: [from_epoch(10, figure) for figure in section(read(VAE)).figures],
+        SETTINGS: [figure for figures in settings for figure in figures],
     }
-
-
-def figures_of(results: Results) -> list[Figure]:
-    """The curves of a report."""
-    return section(results).figures
+    return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
 
 
 def from_epoch(first: int, figure: Figure) -> Figure:
@@ -266,24 +182,108 @@ def _later(curve: Curve, first: int) -> Curve:
     return replace(curve, x=x, y=y, low=low, high=high)
 
 
-def readme_block() -> str:
-    """The column of the main table, and what became of the claims."""
-    results = read(VAE)
+# the tables of the README
+
+
+def samplers_block() -> str:
+    """The samplers of the registry."""
+    columns = {"bias": lambda row: row.bias, "temperature": lambda row: row.temperature}
+    return _registry("sampler", "function", columns)
+
+
+def scores_block() -> str:
+    """The score functions of the registry."""
+    columns = {
+        "variables": lambda row: " and ".join(row.families),
+        "needs the gradient of f": lambda row: "yes" if row.needs_grad_f else "no",
+    }
+    return _registry("score", "estimator", columns)
+
+
+def _registry(kind: str, first: str, columns: Mapping[str, Callable[[Any], str]]) -> str:
+    rows = [row for row in calls.estimators().values() if row.kind == kind]
+    lines = [
+        [f"`{row.name}`", row.label, *(cell(row) for cell in columns.values()), row.reference]
+        for row in rows
+    ]
+    return markdown([first, "in papers", *columns, "reference"], lines) + "\n"
+
+
+def by_estimator(results: Results, cells: Callable[[Entry], Sequence[str]]) -> list[list[str]]:
+    """A line for each estimator with the cells of all its entries."""
     lines: dict[str, list[str]] = {}
     for entry in entries(reading(results), results):
         label = LINES[entry.estimator].label
+        lines.setdefault(label, [label]).extend(cells(entry))
+    return list(lines.values())
+
+
+def demo_block() -> str:
+    """What ``make demo`` gives."""
+    results = read(DEMO)
+    return f"{demo_table(results)}\n\n{wrapped(demo_caption(results))}\n"
+
+
+def demo_table(results: Results) -> str:
+    """For each p the loss, the steps until it is near the optimum, and the temperature."""
+
+    def cells(entry: Entry) -> tuple[str, str, str]:
+        loss = with_half(entry.ours.mean, entry.ours.half, 5) if entry.ours.count else "-"
+        arrived = 0 < entry.steps.count == entry.ours.count
+        return loss, f"{entry.steps.mean:,.0f}" if arrived else "-", entry.tuned["tau"]
+
+    headings = ["estimator"]
+    for entry in entries(reading(results), results):
+        problem = f"{reading(results).describe(entry.setting)}, best {decimal(entry.optimum, 5)}"
+        headings += [] if problem in headings else [problem, "steps", "τ"]
+    return markdown(headings, by_estimator(results, cells))
+
+
+def demo_caption(results: Results) -> str:
+    """What the table shows, and what it does not."""
+    report, paper = section(results), Polynomial(estimator="reinmax")
+    run = results.rows[0].config
+    seeds = len({row.config["seed"] for row in results.rows})
+    failed = [
+        f" {claim.word.capitalize()}: “{claim.text}” ({claim.place})."
+        for claim in report.verdicts
+        if not claim.holds
+    ]
+    count = len(report.verdicts)
+    return (
+        f"The expected loss, which is exact, after {_training(run)} (Figure 1: "
+        f"{_training(paper.document())}); {plural(seeds, 'seed')}. The loss is the mean of "
+        f"|X - 0.45|^p over {run['latents']} binary variables X, with {run['batch']} joint samples "
+        f"a step. Beside it are the steps until it is within {100 * NEAR:g} % of the best possible "
+        "and stays there; a dash means: not within these steps. GR-MCK has "
+        f"{run['draws']:,} draws (the paper: {paper.draws:,}). τ is what the search "
+        f"`{SEARCH}` found best for each p. For p = 2, a quadratic loss, ReinMax at τ = 1 is "
+        "unbiased.\n\n"
+        f"{count - len(failed)} of {count} claims of the paper about this problem hold for these "
+        f"seeds and temperatures ([numbers](results/{results.recipe}/report.md)).{''.join(failed)}"
+        f"\n\n{report.text}"
+    )
+
+
+def _training(config: Mapping[str, Any]) -> str:
+    steps = config["epochs"] * config["steps_per_epoch"]
+    return f"{steps:,} steps of Adam at a learning rate of {config['learning_rate']:g}"
+
+
+def column_block() -> str:
+    """The column of the paper's main table, and what became of all claims."""
+
+    def cells(entry: Entry) -> tuple[str, str, str]:
         assert entry.cell is not None
-        lines.setdefault(label, [label]).extend(
-            (
-                f"{entry.cell.value:.2f} ± {entry.cell.summary.half:.2f}",
-                f"{entry.ours.mean:.2f} ± {entry.ours.half:.2f}",
-                entry.verdict,
-            )
-        )
+        pairs = ((entry.cell.value, entry.cell.summary.half), (entry.ours.mean, entry.ours.half))
+        published, ours = (with_half(mean, half, 2) for mean, half in pairs)
+        return published, ours, entry.verdict
+
     headings = ["MNIST-VAE, 10 x 30"]
     for metric in ("train", "test"):
         headings += [f"{metric} \N{MINUS SIGN}ELBO, published", "ours", "difference"]
-    return f"{markdown(headings, list(lines.values()))}\n\n{wrapped(_caption(results))}\n"
+    lines = by_estimator(read(VAE), cells)
+    return f"{markdown(headings, lines)}\n\n{wrapped(_caption(read(VAE)))}\n"
 
 
 def _caption(results: Results) -> str:
@@ -297,7 +297,7 @@ def _caption(results: Results) -> str:
     held, failed, open_ = (
         sum(verdict.holds is holds for verdict in claims) for holds in (True, False, None)
     )
-    trained = sum(read(name).counts()["finished"] for name in (VAE, SETTINGS, SEARCH))
+    trained = sum(read(name).counts()["finished"] for name in (VAE, *OTHER_SIZES, SETTINGS, SEARCH))
     return (
         f"Mean ± half the 95 % interval, published over {_numbers(published)} runs and ours over "
         f"{_numbers(ours)}; *within* means that the difference lies inside its own 95 % interval. "

@@ -3,8 +3,8 @@
 Forward plus backward of every sampler in float32: reinmax at two temperatures, the other samplers
 of the library, torch.nn.functional.gumbel_softmax and PyPI reinmax. Times on one machine say little
 about another, so what counts are ratios of times that were taken within moments of each other.
-Before anything is timed, every sampler must give right numbers at every shape: a speedup is never
-reported on a red gate. The pages follow from the CSV (python benchmarks/table.py).
+Before it is timed, a sampler must give right numbers: a speedup is never reported on a red gate,
+and a shape with one is not written. The pages follow from the CSV (python benchmarks/table.py).
 
 examples:
   python benchmarks/run.py                      the full run, about three minutes on two cores
@@ -15,25 +15,12 @@ examples:
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 import calls
+import pages
 import torch
 from measure import Benchmark, Case, File, Pace, Row, Setup, measured, with_spread
-from pages import (
-    DOCS,
-    Page,
-    Results,
-    Target,
-    crossed,
-    grouped,
-    markdown,
-    matches,
-    provenance,
-    ratio,
-    short,
-    targets_table,
-    wrapped,
-)
 from samplers import PYPI, PYPI_REINMAX, REINMAX, Sampler, sampler_work, torch_gumbel_softmax
 
 TORCH = "torch gumbel_softmax(hard=True)"
@@ -72,7 +59,7 @@ _PROMISES = (
     ("memory_share_pypi", None, "at most {} of the memory of PyPI `reinmax`"),
 )
 TARGETS = tuple(
-    Target(
+    pages.Target(
         {"shape": shape, "provider": REINMAX},
         shape,
         column,
@@ -101,11 +88,7 @@ def case_of(shape: str, setup: Setup) -> Case:
     size = tuple(map(int, shape.split("x")))
     logits = torch.randn(size, generator=generator).requires_grad_()
     cotangent = torch.randn(size, generator=generator)
-    baselines = {
-        "speedup_torch": TORCH,
-        "speedup_pypi": PYPI,
-        "memory_share_pypi": PYPI,
-    }
+    baselines = {"speedup_torch": TORCH, "speedup_pypi": PYPI, "memory_share_pypi": PYPI}
     return Case(
         {"shape": shape, "dtype": "float32", "mode": "forward+backward"},
         [sampler_work(sampler, logits, cotangent, against=baselines) for sampler in SAMPLERS],
@@ -118,72 +101,44 @@ def rows_of(shape: str, setup: Setup) -> Iterator[Row]:
     return measured([case_of(shape, setup)], setup)
 
 
-def gate(setup: Setup, shapes: Sequence[str]) -> list[str]:
-    """Every fault of every sampler at every shape."""
-    return [
-        f"{work.provider} at {shape}: {fault}"
-        for shape in shapes
-        for work in case_of(shape, setup).works
-        for fault in work.gate()
-    ]
-
-
-def shown(row: Row) -> str:
-    speeds = f"{ratio(row, 'speedup_torch')} torch, {ratio(row, 'speedup_pypi')} PyPI reinmax"
-    return f"{speeds}, {row['peak_extra_tensors']:.1f} tensors"
-
-
 BENCHMARK = Benchmark(
     "benchmarks/run.py",
     __doc__,
     {shape: partial(rows_of, shape) for shape in CASES},
     dict.fromkeys(CASES, FILE),
-    shown,
     devices=("cpu",),
     threads=2,
     quick_sections=("3000x10", "400x8"),
-    gate=gate,
 )
 
 
 # the page
 
 
-def blocks(results: Results) -> dict[str, str]:
+def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     rows = results.rows
-    by_shape = partial(
-        crossed, first="sampler", line=lambda row: label(row["provider"]),
-        column=lambda row: row["shape"],
-    )  # fmt: skip
+    by_shape = partial(pages.crossed, first="sampler", line=pages.label, column=itemgetter("shape"))
     others = {name: [row for row in rows if row["provider"] != name] for name in (TORCH, PYPI)}
     return {
-        "provenance": provenance(rows),
-        "targets": targets_table(TARGETS, rows),
-        "speed torch": by_shape(others[TORCH], cell=lambda row: ratio(row, "speedup_torch")),
-        "speed pypi": by_shape(others[PYPI], cell=lambda row: ratio(row, "speedup_pypi")),
+        "provenance": pages.provenance(rows),
+        "targets": pages.targets_table(TARGETS, rows),
+        "speed torch": by_shape(others[TORCH], cell=lambda row: pages.ratio(row, "speedup_torch")),
+        "speed pypi": by_shape(others[PYPI], cell=lambda row: pages.ratio(row, "speedup_pypi")),
         "memory": by_shape(rows, cell=tensors),
-        "losses": "\n".join(f"- {loss}" for loss in losses(rows)) or "Nowhere in this run.",
+        "losses": pages.bullets(losses(rows)) or "Nowhere in this run.",
     }
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
     """Where a sampler of ours is slower, or needs more memory, than a baseline."""
-    claims = []
-    for name in (sampler.name for sampler in SAMPLERS if sampler.ours):
-        rivals = {"torch": TORCH} | ({"pypi": PYPI} if name.startswith(REINMAX) else {})
-        for row in (row for row in rows if row["provider"] == name):
-            for short_name, rival in rivals.items():
-                speed = row[f"speedup_{short_name}"]
-                if float(speed) < 1:
-                    claim = f"{label(name)} is slower than {label(rival)}"
-                    claims.append((claim, f"{row['shape']} ({short(speed)}x)"))
-            limit = find(rows, TORCH, row["shape"])
-            if float(row["peak_extra_tensors"]) > float(limit["peak_extra_tensors"]):
-                claim = f"{label(name)} needs more memory than {label(TORCH)}"
-                place = f"{row['shape']} ({tensors(row)} tensors, not {tensors(limit)})"
-                claims.append((claim, place))
-    return grouped(claims)
+    rivals = {x.name: (TORCH, PYPI)[: 1 + x.name.startswith(REINMAX)] for x in SAMPLERS if x.ours}
+    groups, memory = pages.cases(rows, "shape"), "peak_extra_tensors"
+    return pages.losses(groups, rivals, itemgetter("shape"), memory, speed)
+
+
+def speed(row: Row, rival: Row) -> float:
+    return float(row["speedup_torch" if rival["provider"] == TORCH else "speedup_pypi"])
 
 
 def readme_block(rows: Sequence[Row]) -> str:
@@ -193,7 +148,9 @@ def readme_block(rows: Sequence[Row]) -> str:
     for shape in CASES:
         row, *baselines = (find(rows, name, shape) for name in (REINMAX, TORCH, PYPI))
         memory = " / ".join(map(tensors, (row, *baselines)))
-        lines.append([shape, ratio(row, "speedup_torch"), ratio(row, "speedup_pypi"), memory])
+        lines.append(
+            [shape, pages.ratio(row, "speedup_torch"), pages.ratio(row, "speedup_pypi"), memory]
+        )
     headings = ["rows x categories", "vs `F.gumbel_softmax(hard=True)`", "vs PyPI `reinmax`"]
     headings.append("peak memory: ours / torch / PyPI")
     note = (
@@ -201,7 +158,7 @@ def readme_block(rows: Sequence[Row]) -> str:
         f"threads, {about['dtype']}, torch {about['torch']}, {about['date']}. Memory is beyond the "
         "inputs, in tensors of the logits' size."
     )
-    return f"{markdown(headings, lines)}\n\n{wrapped(note)}\n"
+    return f"{pages.markdown(headings, lines)}\n\n{pages.wrapped(note)}\n"
 
 
 def tensors(row: Row) -> str:
@@ -209,16 +166,10 @@ def tensors(row: Row) -> str:
 
 
 def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
-    return next(row for row in rows if matches(row, {"provider": provider, "shape": shape}))
+    return next(row for row in rows if pages.matches(row, {"provider": provider, "shape": shape}))
 
 
-def label(provider: str) -> str:
-    if provider == TORCH:
-        return "`F.gumbel_softmax`"
-    return "PyPI `reinmax`" if provider == PYPI else f"`{provider}`"
-
-
-PAGE = Page(DOCS / "benchmarks.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "benchmarks.md", (FILE.name,), blocks)
 
 
 if __name__ == "__main__":

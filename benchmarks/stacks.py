@@ -31,7 +31,6 @@ import itertools
 import math
 import statistics
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,59 +40,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import measure
+import pages
 import plain
 import torch
-from discretegrad_lab.config import Polynomial, Run, Vae
-from discretegrad_lab.data import DataError, Images, load_mnist
-from discretegrad_lab.display import Board, Together
-from discretegrad_lab.execute import Listener, execute
-from discretegrad_lab.store import Store
-from discretegrad_lab.trainer import Stack
-from measure import (
-    TIME_OVER,
-    Benchmark,
-    Entry,
-    File,
-    Pace,
-    RedGate,
-    Row,
-    Setup,
-    Unavailable,
-    attempt,
-    block_seconds,
-    compared,
-    peak_memory,
-    race,
-    release,
-    rounded,
-    spread,
-    with_spread,
-)
-from pages import (
-    DOCS,
-    NOT_MEASURED,
-    Page,
-    Results,
-    Target,
-    bullets,
-    interval,
-    is_ok,
-    plural,
-    provenance,
-    ratio,
-    seconds,
-    short,
-    size,
-    table,
-    targets_table,
-    tera,
-    three_digits,
-)
+from measure import Benchmark, Entry, File, Pace, RedGate, Row, Setup, Unavailable
 from rich.console import Console
 from torch import Tensor
 
-from discretegrad_lab import recipes
-from discretegrad_lab.tasks import vae
+from discretegrad_lab import Listener, Run, Stack, Store, execute, recipe, stack_of_task
+from discretegrad_lab.report.document import Curve, Figure
+from discretegrad_lab.tasks.data import DataError, Images, load_mnist
+from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.vae import model as vae
+from discretegrad_lab.tasks.vae.config import Vae
+from discretegrad_lab.watch.board import Board
+from discretegrad_lab.watch.together import Together
 
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"
@@ -183,7 +145,7 @@ def polynomial_runs(members: int, plan: Plan) -> list[Polynomial]:
 def figure_runs(plan: Plan) -> list[Run]:
     """Figure 1, with all its estimators and powers."""
     fields = {"epochs": plan.whole["polynomial"][1], **plan.fields}
-    return [replace(run, **fields) for run in recipes.get(FIGURE).runs(**plan.figure)]
+    return [replace(run, **fields) for run in recipe(FIGURE).runs(**plan.figure)]
 
 
 def whole_cases(plan: Plan) -> dict[str, list[Run]]:
@@ -327,23 +289,24 @@ def contest(about: Row, stacks: Stacks, rival: Rival, setup: Setup) -> Iterator[
     all_plain: list[float] = []
     for provider, runs in stacks:
         row = about | {"provider": provider, "members": len(runs)}
-        numbers, row["status"] = attempt(partial(timed_stack, runs, rival, setup, all_plain))
-        release()
+        time_it = partial(timed_stack, runs, rival, setup, all_plain)
+        numbers, row["status"] = measure.attempt(time_it)
+        measure.release()
         yield row | (numbers or {})
     row = about | {"provider": PLAIN, "members": 1, "peak_bytes": rival.peak_bytes}
     if not all_plain:
         yield row | {"status": "not measured"}
         return
-    yield row | {"status": "ok", "rounds": len(all_plain), **spread("seconds", all_plain)}
+    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
 
 
 def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list[float]) -> Row:
     """Time a stack and the plain loop by turns; the times of the loop are added to a list."""
     setup.check_time()
     plan = setup.data.plan
-    with peak_memory(setup) as peak:
+    with measure.peak_memory(setup) as peak:
         begin = time.perf_counter()
-        stack = Stack(runs, setup.device)
+        stack = stack_of_task(runs, setup.device, None)
         metrics = stack.advance()
         first = time.perf_counter() - begin
     if faults := rival.gate(stack, metrics):
@@ -354,14 +317,14 @@ def timed_stack(runs: Sequence[Run], rival: Rival, setup: Setup, all_plain: list
         # after the stack the caches and the allocator are not its own
         Entry(PLAIN, rival.step, plan.steps, warmups=1),
     ]
-    times = race(entries, plan.pace, setup)
+    times = measure.race(entries, plan.pace, setup)
     all_plain += times[PLAIN]
     epoch = statistics.median(times[STACK]) * run_steps
     return {
         "rounds": len(times[STACK]),
         "steps_per_epoch": stack.steps_per_epoch,
-        **spread("seconds", times[STACK]),
-        **spread("speedup", compared("speedup", times[STACK], times[PLAIN])),
+        **measure.spread("seconds", times[STACK]),
+        **measure.spread("speedup", measure.compared("speedup", times[STACK], times[PLAIN])),
         # building, compiling and capturing, until the stack trains
         "start_seconds": round(max(first - epoch, 0.0), 2),
         "peak_bytes": peak[0],
@@ -378,7 +341,7 @@ def vae_rows(setup: Setup) -> Iterator[Row]:
     about = {"section": "vae", "case": named(run), **needed._asdict()}
     # stacks read the images again for each, the plain loop multiplies with TF32 as they do
     with mock.patch.object(vae, "load_mnist", return_value=images), rounded_factors():
-        with peak_memory(setup) as peak:
+        with measure.peak_memory(setup) as peak:
             loop = PlainVae(run, images.train, setup.device)
             steps = len(images.train) // run.batch
             for _ in range(steps):
@@ -388,7 +351,7 @@ def vae_rows(setup: Setup) -> Iterator[Row]:
         for row in contest(about, stacks, rival, setup):
             if row["status"] == "ok":
                 floor = needed.floor_bytes / setup.bandwidth
-                row["times_floor"] = rounded(row["seconds"] / floor, 3)
+                row["times_floor"] = measure.rounded(row["seconds"] / floor, 3)
             yield row
 
 
@@ -407,7 +370,7 @@ def polynomial_rows(setup: Setup) -> Iterator[Row]:
     plan = setup.data.plan
     (run,) = polynomial_runs(1, plan)
     stacks = [(STACK, polynomial_runs(members, plan)) for members in plan.polynomial]
-    with peak_memory(setup) as peak:
+    with measure.peak_memory(setup) as peak:
         loop = PlainPolynomial(run, setup.device)
         before = loop.expected()
         for _ in range(run.steps_per_epoch):
@@ -464,8 +427,8 @@ def overhead_rows(setup: Setup) -> Iterator[Row]:
     with mock.patch.object(vae, "load_mnist", return_value=setup.data.images):
         for case, runs in whole_cases(setup.data.plan).items():
             row = {"section": "overhead", "case": case, "provider": STACK, "members": len(runs)}
-            numbers, row["status"] = attempt(partial(whole_run, runs, setup))
-            release()
+            numbers, row["status"] = measure.attempt(partial(whole_run, runs, setup))
+            measure.release()
             yield row | (numbers or {})
 
 
@@ -474,7 +437,8 @@ def whole_run(runs: Sequence[Run], setup: Setup) -> Row:
     setup.check_time()
     plan = setup.data.plan
     # so many that none of those measured is one with a test
-    bare_stack = Stack([replace(run, epochs=10**6) for run in runs], setup.device)
+    longer = [replace(run, epochs=10**6) for run in runs]
+    bare_stack = stack_of_task(longer, setup.device, None)
     bare_stack.advance()
     bare = bare_epochs(bare_stack, setup)
     begin, timelines = time.perf_counter(), [stored_run(runs, setup)]
@@ -501,7 +465,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
             )
             timeline.end = time.perf_counter()
     if outcome.stopped_by == "budget":
-        raise Unavailable(TIME_OVER)
+        raise Unavailable(measure.TIME_OVER)
     if len(outcome.finished) < len(runs):
         raise RedGate(f"{len(runs) - len(outcome.finished)} runs did not finish")
     return timeline
@@ -509,7 +473,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
 
 def bare_epochs(stack: Stack, setup: Setup) -> list[float]:
     stack.epoch = 1
-    return [block_seconds(stack.advance, 1, setup) for _ in range(setup.data.plan.bare)]
+    return [measure.block_seconds(stack.advance, 1, setup) for _ in range(setup.data.plan.bare)]
 
 
 def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
@@ -531,12 +495,14 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     return {
         "rounds": len(timelines),
         "epochs": epochs,
-        **{name: round(x, 5) for name, x in spread("overhead", overheads, digits=6).items()},
-        "bare_epoch_seconds": rounded(middle),
-        "run_seconds": rounded(after_first + middle),
-        "epochs_seconds": rounded(sum(timeline.epochs[1:]) + middle),
-        "checkpoint_seconds": rounded(sum(timeline.checkpoints)),
-        "end_seconds": rounded(timeline.end - timeline.trained),
+        **{
+            name: round(x, 5) for name, x in measure.spread("overhead", overheads, digits=6).items()
+        },
+        "bare_epoch_seconds": measure.rounded(middle),
+        "run_seconds": measure.rounded(after_first + middle),
+        "epochs_seconds": measure.rounded(sum(timeline.epochs[1:]) + middle),
+        "checkpoint_seconds": measure.rounded(sum(timeline.checkpoints)),
+        "end_seconds": measure.rounded(timeline.end - timeline.trained),
     }
 
 
@@ -547,12 +513,12 @@ FILE = File(
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
         *(
-            *with_spread("seconds", "speedup"),
+            *measure.with_spread("seconds", "speedup"),
             "start_seconds",
             "peak_bytes",
             *Traffic._fields,
         ),
-        *("times_floor", "epochs", *with_spread("overhead"), "bare_epoch_seconds"),
+        *("times_floor", "epochs", *measure.with_spread("overhead"), "bare_epoch_seconds"),
         *("run_seconds", "epochs_seconds", "checkpoint_seconds", "end_seconds"),
         *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
         *("discretegrad", "commit", "uncommitted_changes", "date", "command", "images"),
@@ -564,16 +530,6 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "overhead": overhead_rows,
     "vae": vae_rows,
 }
-
-
-def shown(row: Row) -> str:
-    members = plural(row["members"], "member")
-    if row["section"] == "overhead":
-        return f"{members}, {100 * row['overhead']:.2f} % of {row['run_seconds']} s"
-    numbers = [members, f"{seconds(row)} a run-step"]
-    if "speedup" in row:
-        numbers += [f"{row['speedup']} x plain", f"started in {row['start_seconds']} s"]
-    return ", ".join([*numbers, *([size(row["peak_bytes"])] if row["peak_bytes"] else [])])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -606,18 +562,17 @@ BENCHMARK = Benchmark(
     __doc__,
     SECTIONS,
     dict.fromkeys(SECTIONS, FILE),
-    shown,
     limit_seconds=150.0,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
 
 
-def _targets() -> Iterator[Target]:
-    def at(section: str, case: str, members: int, column: str, *rest: Any) -> Target:
+def _targets() -> Iterator[pages.Target]:
+    def at(section: str, case: str, members: int, column: str, *rest: Any) -> pages.Target:
         where = {"section": section, "case": case, "members": str(members), "provider": STACK}
-        shown = partial(interval, quantity=column, unit=rest[2] if rest[2:] else 1.0)
-        return Target(where, f"{case}, {members} members", column, *rest, shown=shown)
+        shown = partial(pages.interval, quantity=column, unit=rest[2] if rest[2:] else 1.0)
+        return pages.Target(where, f"{case}, {members} members", column, *rest, shown=shown)
 
     yield at(
         "vae", named(vae_runs(1, FULL)[0]), 160, "seconds", 17.0, "at most {} µs per run-step", 1e-6
@@ -634,16 +589,17 @@ TARGETS = tuple(_targets())
 
 # the page
 
-_SHARED = 1.1  # several estimators that take less than this many times as long cost nothing
+RIVALS = {STACK: (PLAIN,), FIVE: (PLAIN, STACK)}
 
 
-def blocks(results: Results) -> dict[str, str]:
+def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     vae_results = results.of(section="vae")
     return {
-        "provenance": provenance(results.rows),
-        "targets": targets_table(TARGETS, results.rows),
-        "losses": bullets(losses(results)) or ("Nowhere." if results.rows else NOT_MEASURED),
+        "provenance": pages.provenance(results.rows),
+        "targets": pages.targets_table(TARGETS, results.rows),
+        "losses": pages.bullets(losses(results))
+        or ("Nowhere." if results.rows else pages.NOT_MEASURED),
         "vae": race_table(vae_results),
         "floor": floor_text(vae_results),
         "polynomial": race_table(results.of(section="polynomial")),
@@ -651,111 +607,62 @@ def blocks(results: Results) -> dict[str, str]:
     }
 
 
-def plain_row(rows: Sequence[Row]) -> Row | None:
-    return next((row for row in rows if row["provider"] == PLAIN and is_ok(row)), None)
-
-
-def losses(results: Results) -> list[str]:
-    """Where a stack is slower or larger than plain runs, or costs more than it should."""
-    sentences = []
+def losses(results: pages.Results) -> list[str]:
+    """Where a stack is slower than the plain loop, or a member larger than a plain run."""
+    groups = []
     for section in ("vae", "polynomial"):
-        rows = results.of(section=section, status="ok")
-        loop = plain_row(rows)
-        for row in rows if loop else ():
-            if row is loop:
-                continue
-            who = f"{row['case']}: a {row['provider']} with {plural(row['members'], 'member')}"
-            if float(row["speedup"]) < 1:
-                sentences.append(f"{who} is slower than the plain loop ({short(row['speedup'])}x).")
-            if row["peak_bytes"] and loop["peak_bytes"]:
-                more = float(row["peak_bytes"]) / int(row["members"]) / float(loop["peak_bytes"])
-                if more > 1:
-                    memory = f"takes {short(more)} times the memory of as many plain runs."
-                    sentences.append(f"{who} {memory}")
-        sentences += mixtures(rows)
-    limit = next(target for target in TARGETS if target.column == "overhead")
-    for row in results.of(section="overhead", status="ok"):
-        if not limit.is_met(float(row["overhead"])):
-            sentences.append(
-                f"{row['case']}: {short(100 * float(row['overhead']))} % of the "
-                f"{three_digits(float(row['run_seconds']))} s of a whole run of "
-                f"{plural(row['members'], 'member')} is not training."
-            )
-    return sentences
+        rows = [row | {"member": of_member(row)} for row in results.of(section=section)]
+        loop = [row for row in rows if row["provider"] == PLAIN]
+        groups += [[*group, *loop] for group in pages.cases(rows, "members")]
+    return pages.losses(groups, RIVALS, place, "member")
 
 
-def mixtures(rows: Sequence[Row]) -> list[str]:
-    """Where several estimators take longer than one."""
-    alone = {row["members"]: float(row["seconds"]) for row in rows if row["provider"] == STACK}
-    five = [row for row in rows if row["provider"] == FIVE and row["members"] in alone]
-    return [
-        f"{row['case']}: {row['members']} members with five estimators take {short(more)} times as "
-        "long as with ReinMax alone."
-        for row in five
-        if (more := float(row["seconds"]) / alone[row["members"]]) > _SHARED
-    ]
+def of_member(row: Row) -> float | str:
+    """The memory of a member."""
+    return float(row["peak_bytes"]) / int(row["members"]) if row["peak_bytes"] else ""
+
+
+def place(row: Row) -> str:
+    return f"{row['case']}, {pages.plural(row['members'], 'member')}"
 
 
 def race_table(rows: Sequence[Row]) -> str:
-    loop = plain_row(rows)
-
     def of_stacks(cell: Callable[[Row], str]) -> Callable[[Row], str]:
         return lambda row: "" if row["provider"] == PLAIN else cell(row)
 
     columns: dict[str, Callable[[Row], str]] = {
         "": lambda row: row["provider"],
         "members": lambda row: row["members"],
-        "a run-step": seconds,
+        "a run-step": pages.seconds,
         "run-steps per second": lambda row: f"{1 / float(row['seconds']):,.0f}",
-        "vs the plain loop": lambda row: ratio(row, "speedup"),
+        "vs the plain loop": lambda row: pages.ratio(row, "speedup"),
     }
     if any(row["times_floor"] for row in rows):
-        columns["vs the floor"] = of_stacks(lambda row: f"{short(row['times_floor'])}x")
+        columns["vs the floor"] = of_stacks(lambda row: f"{pages.short(row['times_floor'])}x")
     columns |= {
-        "memory": lambda row: size(row["peak_bytes"]),
-        "a member's": of_stacks(
-            lambda row: size(row["peak_bytes"] and float(row["peak_bytes"]) / int(row["members"]))
-        ),
+        "memory": lambda row: pages.size(row["peak_bytes"]),
+        "a member's": of_stacks(lambda row: pages.size(of_member(row))),
         "start": of_stacks(lambda row: f"{float(row['start_seconds']):.1f} s"),
-        "made up for after": of_stacks(partial(made_up, loop)),
     }
     ordered = sorted(rows, key=lambda row: (row["provider"], int(row["members"])))
-    return table(ordered, "", columns)
-
-
-def made_up(loop: Row | None, row: Row) -> str:
-    """After how many steps the stack is ahead of as many plain runs, one after the other."""
-    if loop is None:
-        return ""
-    gain = int(row["members"]) * (float(loop["seconds"]) - float(row["seconds"]))
-    return f"{float(row['start_seconds']) / gain:,.0f} steps" if gain > 0 else "never"
+    return pages.table(ordered, "", columns)
 
 
 def floor_text(rows: Sequence[Row]) -> str:
     """How many bytes these are, and how long they take."""
-    row = next(filter(is_ok, rows), None)
+    row = next(filter(pages.is_ok, rows), None)
     if row is None:
-        return NOT_MEASURED
+        return pages.NOT_MEASURED
     parameters, floor, activations = (int(row[name]) for name in Traffic._fields)
-    weights = (floor - 36 * parameters) // 4
-    bandwidth = float(row["copy_bandwidth"])
-    text = (
-        f"With P = {parameters:,} and W = {weights:,} these are {floor / 1e6:.1f} MB, or "
-        f"{1e6 * floor / bandwidth:.1f} µs at {tera(row['copy_bandwidth'])}. Activations would add "
-        f"{activations / 1e6:.1f} MB, or {1e6 * activations / bandwidth:.1f} µs, if none of them "
-        "stayed in a cache: the input of a layer is read twice and its output written once, the "
-        "gradient at the output is written once and read twice."
+    speed, bandwidth = pages.tera(row["copy_bandwidth"]), float(row["copy_bandwidth"])
+    return pages.wrapped(
+        f"With P = {parameters:,} and W = {(floor - 36 * parameters) // 4:,} these are "
+        f"{floor / 1e6:.1f} MB, or {1e6 * floor / bandwidth:.1f} µs at "
+        f"{speed}. Activations would add {activations / 1e6:.1f} MB, or "
+        f"{1e6 * activations / bandwidth:.1f} µs, if none of them stayed in a cache: the input of "
+        "a layer is read twice and its output written once, the gradient at the output is written "
+        "once and read twice."
     )
-    # which stacks may be faster than the floor
-    stacks = [row for row in rows if is_ok(row) and row["provider"] == STACK and row["l2_bytes"]]
-    members = [int(row["members"]) for row in stacks]
-    fitting = [n for n in members if 4 * parameters * n <= int(row["l2_bytes"])]
-    if fitting:
-        text += (
-            f" The parameters of {plural(max(fitting), 'member')} fit into the cache of the GPU "
-            f"({size(row['l2_bytes'])}), so less than the floor is possible up to there."
-        )
-    return textwrap.fill(text, 100)
 
 
 def overhead_table(rows: Sequence[Row]) -> str:
@@ -773,68 +680,40 @@ def overhead_table(rows: Sequence[Row]) -> str:
         "members": lambda row: row["members"],
         "epochs": lambda row: row["epochs"],
         "times": lambda row: row["rounds"],
-        "overhead": lambda row: f"{interval(row, 'overhead', 0.01)} %",
+        "overhead": lambda row: f"{pages.interval(row, 'overhead', 0.01)} %",
     }
     headings = ("the run", "training", "waiting to save", "end")
     columns |= {x: partial(part, name) for x, name in zip(headings, parts, strict=True)}
-    return table(rows, "", columns | {"all else": rest})
+    return pages.table(rows, "", columns | {"all else": rest})
 
 
 # the picture
 
-COLOURS = {STACK: "#0072B2", FIVE: "#D55E00", PLAIN: "#000000", "floor": "#888888"}
+COLOURS = {STACK: "#0072b2", FIVE: "#d55e00", PLAIN: "#000000"}
 
 
-def scaling(results: Results) -> Any:
-    """Time of a run-step over the members."""
-    from matplotlib.figure import Figure
-
+def pictures(results: pages.Results) -> dict[str, list[Figure]]:
+    """Time of a run-step over the members; that of the plain loop is a level line."""
     rows = results.of(section="vae", status="ok")
     if not rows:
-        return None
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    ax = figure.subplots()
-    for provider, marker in ((STACK, "o"), (FIVE, "s")):
+        return {}
+    largest = max(int(row["members"]) for row in rows)
+    curves = []
+    for mark, (provider, colour) in enumerate(COLOURS.items()):
         chosen = [row for row in rows if row["provider"] == provider]
+        if provider == PLAIN:
+            chosen += [row | {"members": largest} for row in chosen]
         chosen.sort(key=lambda row: int(row["members"]))
-        values, low, high = (
-            [1e6 * float(row[column]) for row in chosen] for column in with_spread("seconds")
-        )
-        spreads = [
-            [v - x for v, x in zip(values, low, strict=True)],
-            [x - v for v, x in zip(values, high, strict=True)],
-        ]
         members = [int(row["members"]) for row in chosen]
-        ax.errorbar(members, values, spreads, marker=marker, color=COLOURS[provider],
-                    capsize=2, label=provider)  # fmt: skip
-        for x, y in zip(members, values, strict=True):
-            ax.annotate(three_digits(y), (x, y), xytext=(4, 5), textcoords="offset points",
-                        fontsize="x-small", color=COLOURS[provider])  # fmt: skip
+        points = ([1e6 * float(row[x]) for row in chosen] for x in measure.with_spread("seconds"))
+        curves.append(Curve(provider, colour, members, *points, mark=mark))
     floor = 1e6 * int(rows[0]["floor_bytes"]) / float(rows[0]["copy_bandwidth"])
-    lines = [(floor, "floor", "memory traffic", ":")]
-    if loop := plain_row(rows):
-        lines.append((1e6 * float(loop["seconds"]), PLAIN, PLAIN, "--"))
-    for value, colour, label, style in lines:
-        ax.axhline(value, color=COLOURS[colour], linestyle=style, linewidth=1,
-                   label=f"{label}, {three_digits(value)} µs")  # fmt: skip
-    target = TARGETS[0]
-    ax.plot([int(target.where["members"])], [target.limit], "*", color="#009E73", markersize=11,
-            label=f"target, {target.limit:g} µs", zorder=3)  # fmt: skip
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ticks = sorted({int(row["members"]) for row in rows})
-    ax.set_xticks(ticks, list(map(str, ticks)))
-    ax.minorticks_off()
-    ax.set_xlabel("members")
-    ax.set_ylabel("µs per run-step")
-    ax.grid(alpha=0.3)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize="small")
-    return figure
+    words = {"reference": floor, "reference_name": "the floor", "log_y": True}
+    figure = Figure(rows[0]["case"], "", "members", "µs per run-step", tuple(curves), **words)
+    return {"stack_scaling.png": [figure]}
 
 
-PAGE = Page(DOCS / "stack-benchmarks.md", (FILE.name,), blocks, {"stack_scaling.png": scaling})
+PAGE = pages.Page(pages.DOCS / "stack-benchmarks.md", (FILE.name,), blocks, pictures)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ backward to the logits and to the decoder. Every estimator gets the same number 
 f, so those that need several for a sample draw fewer samples. Beside them run steps that compute
 f alone, which is what every estimator has to do at least.
 
-Before anything is timed, every estimator must give right gradients: a time is never reported on a
-red gate. The rows of this device are replaced in the CSV, and docs/estimator-costs.md follows from
-it (python benchmarks/table.py).
+Before it is timed, an estimator must give right gradients: a time is never reported on a red gate,
+and nothing is written with one. The rows of this device are replaced in the CSV, and
+docs/estimator-costs.md follows from it (python benchmarks/table.py).
 
 examples:
   python benchmarks/steps.py                    the full run on a CPU, about four minutes
@@ -17,29 +17,16 @@ examples:
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import calls
+import pages
 import torch
 from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
-from pages import (
-    DOCS,
-    NOT_MEASURED,
-    Page,
-    Results,
-    Target,
-    bullets,
-    plural,
-    provenance,
-    ratio,
-    share,
-    short,
-    table,
-    targets_table,
-)
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -119,15 +106,12 @@ class Plan(NamedTuple):
     """Evaluations of the gradient of f with respect to the sample."""
 
 
-def plan(row: Any, evaluations: int = EVALUATIONS) -> Plan:
-    """How many samples an estimator draws if it evaluates f that often."""
-    if row.evaluations is None:
-        raise ValueError(f"{row.name} evaluates f at all joint outcomes, not at {evaluations}")
-    num_samples, left = divmod(evaluations - row.extra_evaluations, row.evaluations)
+def plan(row: Any) -> Plan:
+    """How many samples an estimator draws with its evaluations of f."""
+    num_samples, left = divmod(EVALUATIONS - row.extra_evaluations, row.evaluations)
     if left or num_samples < row.min_samples:
-        raise ValueError(f"{row.name} cannot use exactly {evaluations} evaluations of f")
-    cost = row.cost(num_samples)
-    return Plan(num_samples, *cost)
+        raise ValueError(f"{row.name} cannot use exactly {EVALUATIONS} evaluations of f")
+    return Plan(num_samples, *row.cost(num_samples))
 
 
 @dataclass(frozen=True)
@@ -225,7 +209,7 @@ def make_reference(problem: Problem, row: Any, vectorize: bool) -> Provider:
         where = "by the same backward"
     else:
         where = "at the samples" if cost.num_samples == cost.evaluations else "at other points"
-    name = f"f, {plural(cost.slopes, 'slope')} {where}" if where else F_ALONE
+    name = f"f, {pages.plural(cost.slopes, 'slope')} {where}" if where else F_ALONE
     step = partial(reference_step, problem, cost, vectorize, where)
     return Provider(name, step, cost, vectorize, name)
 
@@ -251,21 +235,32 @@ def reference_step(problem: Problem, cost: Plan, vectorize: bool, where: str) ->
 # the gate
 
 
-def gate_all(problem: Problem) -> list[str]:
-    """Every fault of every provider."""
-    faults = []
-    frozen: dict[str, Provider] = {}
+def works_of(problem: Problem) -> list[Work]:
+    """A step with every provider, and the gate that it must pass."""
+    works, frozen = [], {}
     pairs = zip(make_providers(problem, False), make_providers(problem, True), strict=True)
     for provider, vectorized in pairs:
-        own = gate(provider, problem) or same(provider, vectorized, problem, "vectorize=True")
         if provider.variant == "frozen":
             frozen[provider.estimator] = provider
-        if provider.variant == "learning" and not own:
-            own = same(frozen[provider.estimator], provider, problem, "learning")
-            gradients = [parameter.grad for parameter in provider.learned]
-            if not gradients or any(g is None or not g.isfinite().all() for g in gradients):
-                own.append("what it learns got no finite gradient")
-        faults += [f"{provider.name}: {fault}" for fault in own]
+        twins = {"vectorize=True": vectorized}
+        if provider.variant == "learning":
+            twins["learning"] = frozen[provider.estimator]
+        # what the loop gets wrong is wrong in both
+        faults = partial(all_faults, provider, twins, problem)
+        works += [work_of(x, problem, faults) for x in (provider, vectorized)]
+    return sorted(works, key=lambda work: work.about["vectorize"])
+
+
+def all_faults(provider: Provider, twins: Mapping[str, Provider], problem: Problem) -> list[str]:
+    """What is wrong with a step by itself, and beside those that it should agree with."""
+    if faults := gate(provider, problem):
+        return faults
+    for change, other in twins.items():
+        faults += same(other, provider, problem, change)
+    if provider.variant == "learning":
+        gradients = [parameter.grad for parameter in provider.learned]
+        if not gradients or any(x is None or not x.isfinite().all() for x in gradients):
+            faults.append("what it learns got no finite gradient")
     return faults
 
 
@@ -340,13 +335,14 @@ def key(name: str, vectorize: bool) -> str:
     return f"{name}, vectorized" if vectorize else name
 
 
-def work_of(provider: Provider, problem: Problem) -> Work:
+def work_of(provider: Provider, problem: Problem, faults: Callable[[], list[str]]) -> Work:
     """A step, with what it is compared with."""
     at = partial(key, vectorize=provider.vectorize)
     cost = provider.plan._asdict()
     return Work(
         provider.key,
         provider.step,
+        gate=faults,
         before=partial(forget, provider, problem),
         against={
             "time_ratio": at(BASELINE),
@@ -368,14 +364,8 @@ def work_of(provider: Provider, problem: Problem) -> Work:
 
 def rows_of(setup: Setup) -> Iterator[Row]:
     problem = Problem(QUICK if setup.quick else FULL, setup.device)
-    providers = [*make_providers(problem, False), *make_providers(problem, True)]
-    works = [work_of(provider, problem) for provider in providers]
     pace = QUICK_PACE if setup.quick else FULL_PACE
-    return measured([Case(problem.sizes._asdict(), works, pace)], setup)
-
-
-def gate_of_run(setup: Setup, sections: Sequence[str]) -> list[str]:
-    return gate_all(Problem(QUICK if setup.quick else FULL, setup.device))
+    return measured([Case(problem.sizes._asdict(), works_of(problem), pace)], setup)
 
 
 FILE = File(
@@ -391,52 +381,22 @@ FILE = File(
 )
 
 
-def shown(row: Row) -> str:
-    how = "vectorize=True, " if row["vectorize"] == "yes" else ""
-    time, memory, *shares = (cell.split(" (")[0] for cell in cells(row))
-    beyond = ", ".join(x for x in shares if x)
-    return (
-        f"{how}{time} the time and {memory} the memory of {BASELINE}, beyond f: {beyond or '0 %'}"
-    )
-
-
 BENCHMARK = Benchmark(
     "benchmarks/steps.py",
     __doc__,
     {"cpu": rows_of, "cuda": rows_of},
     {"cpu": FILE, "cuda": FILE},
-    shown,
     devices=("cpu", "cuda"),
     threads=2,
-    gate=gate_of_run,
 )
 
 
 # the page
 
 LIMIT = 25  # percent of the step, beyond the evaluations of f
-LOSS = 1.5  # times the time or memory of the baseline that need an explanation
-
-# why an estimator takes longer or needs more memory than the baseline
-REASONS = {
-    "gumbel_softmax": "it draws noise for every variable and differentiates a relaxed sample.",
-    "gumbel_rao": "its gradient averages 100 draws of noise for every sample, the default of "
-    "`num_draws`.",
-    "muprop": "it takes the slope of f at the mean in a backward of its own.",
-    "double_cv": "it takes the slopes of f in a backward of their own, before that of the decoder.",
-    "rodeo": "its network is evaluated, for each ordered pair of samples, at the one and all its "
-    "neighbours with one bit changed, and learning keeps what that needs for its backward. It is "
-    "meant for an f that costs more than this network.",
-    "rebar": "it relaxes the samples and takes the slope of f there; learning its temperature "
-    "takes second derivatives of f.",
-    "relax": "it takes two slopes of f per sample, and evaluates and differentiates a network "
-    "besides; learning takes second derivatives of both.",
-    "arms": "logarithms and powers of float64 numbers for every variable of every sample.",
-    "disarm_tree": "it treats every bit as two categories, and so handles twice the numbers.",
-}
 
 
-def targets(device: str) -> list[Target]:
+def targets(device: str) -> list[pages.Target]:
     """Estimators that need the values of f and nothing else should cost little beyond them."""
     names = [
         (row.name, variant)
@@ -445,84 +405,57 @@ def targets(device: str) -> list[Target]:
         for variant in ("", *(("running baseline",) if row.name == "reinforce" else ()))
     ]
     return [
-        Target(
+        pages.Target(
             {"device": device, "vectorize": "no", "estimator": name, "variant": variant},
             f"`{name}` {variant}".strip(),
             "overhead",
             LIMIT,
             "at most {} % of the step beyond f",
             unit=0.01,
-            shown=lambda row: share(row, "overhead"),
+            shown=lambda row: pages.share(row, "overhead"),
         )
         for name, variant in names
     ]
 
 
-def blocks(results: Results) -> dict[str, str]:
+def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page: the same for each device."""
-    parts = {"impossible": bullets(impossible())}
+    parts = {}
     for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
         rows = results.of(device=device)
         loop, vectorized = (results.of(device=device, vectorize=x) for x in ("no", "yes"))
         parts |= {
-            f"{prefix} provenance": provenance(rows),
-            f"{prefix} targets": targets_table(targets(device), rows),
+            f"{prefix} provenance": pages.provenance(rows),
+            f"{prefix} targets": pages.targets_table(targets(device), rows),
             f"{prefix} loop": costs_table(loop),
             f"{prefix} vectorized": costs_table(
-                vectorized, {"against the loop": lambda row: ratio(row, "loop_ratio")}
+                vectorized, {"against the loop": lambda row: pages.ratio(row, "loop_ratio")}
             ),
-            f"{prefix} losses": bullets(losses(loop)) or "None in this run.",
         }
     return parts
-
-
-def impossible() -> list[str]:
-    """The estimators that cannot run on this problem, and why."""
-    return [
-        f"`{row.name}`: it evaluates f at every joint outcome, and {FULL.latents} bits have 2 to "
-        f"the power of {FULL.latents} of them."
-        for row in calls.estimators().values()
-        if row.evaluations is None
-    ]
 
 
 def costs_table(rows: Sequence[Row], more: dict[str, Callable[[Row], str]] | None = None) -> str:
     """A line for every step, and what the baseline took in plain units."""
     if not rows:
-        return NOT_MEASURED
+        return pages.NOT_MEASURED
     baseline = next(row for row in rows if row["provider"] == BASELINE)
     unit = f"For information: {float(baseline['seconds']) * 1000:.3g} milliseconds and "
     unit += f"{float(baseline['peak_mib']):.3g} MiB is 1x."
-    headings = ("time", "memory", "beyond f", "beyond f and slopes")
-    columns = {"": label, "K": lambda row: str(row["num_samples"])}
-    columns |= {x: lambda row, n=n: cells(row)[n] for n, x in enumerate(headings)} | (more or {})
-    return f"{table(rows, '', columns)}\n\n{unit}"
+    columns = {
+        "": label,
+        "K": lambda row: str(row["num_samples"]),
+        "time": lambda row: pages.ratio(row, "time_ratio"),
+        "memory": lambda row: f"{pages.short(row['memory_ratio'])}x",
+        "beyond f": partial(beyond, "overhead", lambda row: F_ALONE),
+        "beyond f and slopes": partial(beyond, "overhead_with_slopes", itemgetter("reference")),
+    }
+    return f"{pages.table(rows, '', columns | (more or {}))}\n\n{unit}"
 
 
-def cells(row: Row) -> list[str]:
-    """Time, memory and overheads of a row."""
-    return [
-        ratio(row, "time_ratio"),
-        f"{short(row['memory_ratio'])}x",
-        share(row, "overhead") if row["provider"] != F_ALONE else "",
-        share(row, "overhead_with_slopes") if row["provider"] != row["reference"] else "",
-    ]
-
-
-def losses(rows: Sequence[Row]) -> list[str]:
-    """Estimators that cost much more than the baseline, the slowest first, and why."""
-    costs: dict[str, list[str]] = {}
-    for row in sorted(rows, key=lambda row: -float(row["time_ratio"])):
-        slower, larger = float(row["time_ratio"]), float(row["memory_ratio"])
-        if row["estimator"] and max(slower, larger) >= LOSS:
-            how = f", {row['variant']}" if row["variant"] else ""
-            cost = f"{short(slower)}x the time and {short(larger)}x the memory{how}"
-            costs.setdefault(row["estimator"], []).append(cost)
-    return [
-        f"`{name}` takes {'; '.join(all_costs)}"
-        + (f": {REASONS[name]}" if name in REASONS else ".")
-        for name, all_costs in costs.items()
-    ]
+def beyond(column: str, reference: Callable[[Row], str], row: Row) -> str:
+    """The share of a step beyond its reference; nothing for the reference itself."""
+    return "" if row["provider"] == reference(row) else pages.share(row, column)
 
 
 def label(row: Row) -> str:
@@ -531,7 +464,7 @@ def label(row: Row) -> str:
     return f"`{row['estimator']}`" + (f" {row['variant']}" if row["variant"] else "")
 
 
-PAGE = Page(DOCS / "estimator-costs.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "estimator-costs.md", (FILE.name,), blocks)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,18 @@ results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the regi
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import demo
 import kernels
 import reproduction
 import run
 import stacks
 import steps
 from measure import ROOT, STORED
-from pages import PICTURES, filled, relative
+from pages import PICTURES, draw, filled, relative, shows
+
+from discretegrad_lab.report.document import Figure
 
 README = ROOT / "README.md"
 PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE)
@@ -35,45 +36,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     texts, pictures = benchmark_pages(options.preview)
     if not options.preview:
-        texts |= {reproduction.PAGE: reproduction.page(), README: readme()}
-        for path in demo.stale_pictures():
-            pictures[path] = lambda path=path: demo.draw_picture(path)
+        page = reproduction.PAGE
+        texts |= {page.path: page.text(page.read()), README: readme()}
+        pictures |= reproduction.pictures()
     stale = [path for path, text in texts.items() if not is_current(path, text)]
-    for path in (*stale, *pictures):
+    stale += [path for path, figures in pictures.items() if not shows(path, figures)]
+    for path in stale:
         if options.check:
             print(f"{relative(path)} is not current: run python benchmarks/table.py")
             continue
         if path in texts:
             path.write_text(texts[path], encoding="utf-8")
         else:
-            pictures[path]()
+            draw(path, pictures[path])
         print(f"written: {relative(path)}")
-    return 1 if options.check and (stale or pictures) else 0
+    return 1 if options.check and stale else 0
 
 
 def benchmark_pages(
     folder: Path | None = None,
-) -> tuple[dict[Path, str], dict[Path, Callable[[], object]]]:
-    """The texts of all pages, and how to draw the pictures that show other numbers."""
+) -> tuple[dict[Path, str], dict[Path, Sequence[Figure]]]:
+    """The texts of all pages, and what their pictures show."""
     texts, pictures = {}, {}
     assets = folder / "assets" if folder else PICTURES
     for page in PAGES:
         results = page.read(folder or STORED)
         texts[folder / page.path.name if folder else page.path] = page.text(results)
-        for name in page.stale(results, assets):
-            pictures[assets / name] = lambda *given, page=page, results=results, name=name: (
-                page.draw(results, name, assets)
-            )
+        pictures |= {assets / name: x for name, x in page.pictures(results).items()}
     return texts, pictures
 
 
 def readme() -> str:
     """The README with its tables as they should be."""
     blocks = {
-        "estimators": demo.estimators_block(),
-        "scores": demo.scores_block(),
-        "demo": demo.demo_block(),
-        "reproduction": reproduction.readme_block(),
+        "estimators": reproduction.samplers_block(),
+        "scores": reproduction.scores_block(),
+        "demo": reproduction.demo_block(),
+        "reproduction": reproduction.column_block(),
         "benchmark": run.readme_block(run.PAGE.read().rows),
     }
     return filled(README.read_text(encoding="utf-8"), blocks, README.name)

@@ -7,13 +7,12 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from discretegrad_lab import cli, tasks
 from discretegrad_lab.report import plots
 from discretegrad_lab.report.folder import read_section
-from discretegrad_lab.report.results import read, significant
+from discretegrad_lab.report.results import significant
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.tasks import polynomial
@@ -40,63 +39,41 @@ def short(estimator, seed):
         yield replace(run, latents=4, batch=4, epochs=2, steps_per_epoch=2, learning_rate=0.5)
 
 
-class Demo:
-    """The commands of ``make demo`` on runs of four steps, in a folder of its own."""
-
-    def __init__(self, folder, monkeypatch):
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("COLUMNS", "200")
-        self.runs = [run for name in RECIPE.keys() for run in short(name, 0)]
-        recipes = (replace(RECIPE, build=short), *polynomial.RECIPES[1:])
-        monkeypatch.setattr(polynomial, "RECIPES", recipes)
-        self.folder = folder
-        lines = recipe_of_make()
-        self.commands = [line[1:] for line in lines if line[0] == ".venv/bin/discretegrad"]
-        self.said = " ".join(word for line in lines if line[0] == "echo" for word in line[1:])
-        assert len(self.commands) + sum(line[0] == "echo" for line in lines) == len(lines)
-
-    def make(self):
-        """What it prints."""
-        text = ""
-        for command in self.commands:
-            result = CliRunner().invoke(cli.app, command)
-            assert result.exit_code == 0, result.output
-            text += result.stdout
-        return text
-
-    def files(self):
-        return {
-            str(path.relative_to(self.folder)): path.read_bytes()
-            for path in self.folder.rglob("*")
-            if path.is_file()
-        }
+RUNS = [run for name in RECIPE.keys() for run in short(name, 0)]
 
 
-@pytest.fixture
-def demo(tmp_path, monkeypatch):
-    return Demo(tmp_path, monkeypatch)
+def make(commands):
+    """What the commands of ``make demo`` print."""
+    results = [CliRunner().invoke(cli.app, command) for command in commands]
+    assert all(result.exit_code == 0 for result in results), [x.output for x in results]
+    return "".join(result.stdout for result in results)
 
 
-def test_it_trains_on_a_cpu_and_stays_in_a_folder_that_git_ignores(demo):
-    assert [command[:2] for command in demo.commands] == [
-        ["run", NAME],
-        ["report", NAME],
-        ["plot", NAME],
-    ]
-    training = demo.commands[0]
-    assert training[training.index("--device") + 1] == "cpu"
-    demo.make()
-    assert all(name.startswith("output/demo/") for name in demo.files())
-    assert "output/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_tables_page_and_picture_follow_from_the_runs(demo):
-    shown = demo.make()
-    named = re.findall(r"output/[\w./-]+\.\w+", demo.said)
-    picture, page = (demo.folder / name for name in named)
+def test_tables_page_and_picture_follow_from_the_runs(tmp_path, monkeypatch):
+    """On runs of four steps, in a folder of its own, twice."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    short_recipes = (replace(RECIPE, build=short), *polynomial.RECIPES[1:])
+    monkeypatch.setattr(polynomial, "RECIPES", short_recipes)
+    steps = recipe_of_make()
+    commands = [step[1:] for step in steps if step[0] == ".venv/bin/discretegrad"]
+    said = " ".join(word for step in steps if step[0] == "echo" for word in step[1:])
+    assert len(commands) + sum(step[0] == "echo" for step in steps) == len(steps)
+    assert [command[:2] for command in commands] == [[x, NAME] for x in ("run", "report", "plot")]
+    assert commands[0][commands[0].index("--device") + 1] == "cpu"
+
+    shown, before = make(commands), files(tmp_path)
+    picture, page = (tmp_path / name for name in re.findall(r"output/[\w./-]+\.\w+", said))
     assert (picture.suffix, page.suffix) == (".png", ".html")
-
-    store = Store(demo.folder / "output" / "demo" / "runs")
+    store = Store(tmp_path / "output" / "demo" / "runs")
     html = page.read_text(encoding="utf-8")
     tables = re.split(r"^p = (\S+) *$", shown, flags=re.MULTILINE)
     lines = {
@@ -104,38 +81,29 @@ def test_tables_page_and_picture_follow_from_the_runs(demo):
         for power, text in zip(tables[1::2], tables[2::2], strict=True)
     }
     losses = set()
-    for run in demo.runs:
+    for run in RUNS:
         stored = significant(store.load(run).metrics[-1]["expected_loss"])
         loss = decimal(float(stored), 5)
         words = [*LINES[run.estimator].label.split(), loss]
         assert words in [line[: len(words)] for line in lines[run.power]]
         assert f">{loss}<" in html
         losses.add(loss)
-    assert len(losses) > len(demo.runs) / 2
-    again = demo.folder / "again.png"
+    assert len(losses) > len(RUNS) / 2
     figures = read_section(picture.parent)[1].figures
     assert [figure.title for figure in figures] == ["p = 1.5", "p = 2", "p = 3"]
-    plots.draw(figures, again)
-    assert picture.read_bytes() == again.read_bytes()
 
-
-def test_the_second_time_it_only_reports(demo):
-    first, before = demo.make(), demo.files()
-    second = demo.make()
-    assert f"{len(demo.runs)} finished" in first
-    assert f"{len(demo.runs)} done before" in second
-    assert demo.files() == before
-    tables = slice(second.index("p = 1.5"), second.index("Wrote"))
-    assert second[tables] in first
-    # what it says to remove is all there is
-    assert demo.said.endswith("rm -r output/demo")
-
-
-def test_the_stored_results_are_those_of_the_recipe():
-    found = read(ROOT / "results" / NAME)
-    again = "run and report polynomial-headline again, then python benchmarks/table.py"
-    assert {row.identity for row in found.rows} == {run.identity for run in RECIPE.runs()}, again
-    assert {row.state for row in found.rows} == {"finished"}, again
+    # the second time it only reports
+    again = make(commands)
+    assert f"{len(RUNS)} finished" in shown
+    assert f"{len(RUNS)} done before" in again
+    assert files(tmp_path) == before
+    assert again[again.index("p = 1.5") : again.index("Wrote")] in shown
+    # it stays in a folder that git ignores, and what it says to remove is all there is
+    assert all(name.startswith("output/demo/") for name in before)
+    assert "output/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert said.endswith("rm -r output/demo")
+    plots.draw(figures, tmp_path / "again.png")
+    assert picture.read_bytes() == (tmp_path / "again.png").read_bytes()
 
 
 def test_the_stored_reports_follow_from_the_stored_results():

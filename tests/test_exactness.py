@@ -91,29 +91,6 @@ def test_long_rows_equal_the_oracle(case):
         assert_equals_the_oracle(case, tau, logits, torch.tensor(n - 2), noise)
 
 
-@each([case for case in EVERY if case.categorical])
-def test_masked_rows_equal_the_oracle_without_the_excluded_categories(case):
-    rows, n = 24, 7
-    logits, index, noise = problem(case, rows, n)
-    mask = torch.rand(rows, n, generator=seeded(4)) < 0.6
-    mask.scatter_(-1, index.unsqueeze(-1), True)  # what was drawn is allowed
-    g = normal(rows, n, seed=3)
-    for tau in TAUS:
-        ours = oracles.library_sample(case, logits, index, noise, tau, mask=mask)
-        value, gradient = value_and_gradient(ours, logits, g)
-        assert (value[~mask] == 0).all()
-        assert (gradient[~mask] == 0).all()
-        for row in range(rows):
-            allowed = mask[row]
-            rest = logits.detach()[row, allowed].requires_grad_()
-            position = allowed[: index[row]].sum()
-            oracle = oracles.oracle_sample(case, rest, position, noise[:, row, allowed], tau)
-            for mine, theirs in zip(
-                (value, gradient), value_and_gradient(oracle, rest, g[row, allowed]), strict=True
-            ):
-                assert_same(mine[row, allowed], theirs)
-
-
 @pytest.mark.parametrize(
     ("family", "name"),
     [(family, name) for family in FAMILY_OBJECTS.values() for name in family.fused],

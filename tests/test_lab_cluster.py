@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ import torch
 from discretegrad_lab import tasks
 from discretegrad_lab.runs import cluster, connection, worker
 from discretegrad_lab.runs.desk import Desk
-from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.execute import StackOptions, execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.store import DamagedRun, Store, StoreError
 from discretegrad_lab.tasks import base
@@ -32,6 +33,7 @@ HERE = str(Path(__file__).parent)
 RUN = Polynomial(estimator="reinmax", latents=4, batch=4, steps_per_epoch=10, epochs=8)
 # nobody waits for its end
 LONG = replace(RUN, epochs=20_000)
+ALONE, PAIRS = StackOptions(1), StackOptions(2)
 
 
 def seeds(run, count):
@@ -56,20 +58,14 @@ class Notes(Listener):
     def present(self):
         return self.named("stack_started")[-1][0]
 
-
-def _note(name):
-    def method(self, *arguments):
+    def note(self, name, *arguments):
         self.events.append((name, arguments))
         self.react(name, arguments)
 
-    return method
 
-
-for name in (
-    *("planned", "run_damaged", "run_elsewhere"),
-    *("stack_started", "epoch_done", "checkpointed", "stack_finished"),
-):
-    setattr(Notes, name, _note(name))
+for name in vars(Listener):
+    if not name.startswith("_"):
+        setattr(Notes, name, partialmethod(Notes.note, name))
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +145,9 @@ def assert_in_order(notes):
 
 def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
     runs = [replace(run, estimator=e) for e in ("reinmax", "st") for run in seeds(RUN, 4)]
-    train_here(runs, tmp_path / "here", largest_stack=2)
+    train_here(runs, tmp_path / "here", stacks=PAIRS)
     notes = Notes()
-    outcome = cluster.execute(runs, tmp_path / "there", largest_stack=2, listener=notes)
+    outcome = cluster.execute(runs, tmp_path / "there", stacks=PAIRS, listener=notes)
     assert outcome == Outcome(finished=tuple(runs))
     assert_equal(runs, tmp_path / "there", tmp_path / "here")
     assert notes.events[0] == ("planned", ((), runs))
@@ -192,7 +188,7 @@ def test_estimators_and_tasks_of_users_reach_the_workers(ray, tmp_path, monkeypa
 def test_a_lost_worker_costs_nothing_that_was_saved(ray, tmp_path, processes, number):
     """A killed one, and one that is asked to go, which is what happens if its node is drained."""
     runs = [*seeds(RUN, 2), *seeds(lasting(2.5, tmp_path / "pilot"), 4)]
-    train_here(runs, tmp_path / "here", largest_stack=2)
+    train_here(runs, tmp_path / "here", stacks=PAIRS)
     saved = []
 
     def kill(name, arguments):
@@ -205,7 +201,7 @@ def test_a_lost_worker_costs_nothing_that_was_saved(ray, tmp_path, processes, nu
 
     notes = Notes(kill)
     outcome = cluster.execute(
-        runs, tmp_path / "there", largest_stack=2, checkpoint_every=0.1, listener=notes
+        runs, tmp_path / "there", stacks=StackOptions(2, checkpoint_every=0.1), listener=notes
     )
     assert outcome == Outcome(finished=tuple(runs))
     assert_equal(runs, tmp_path / "there", tmp_path / "here")
@@ -243,7 +239,7 @@ def test_a_stack_that_no_worker_survives_is_given_up(ray, tmp_path, processes, m
 
 def test_it_stops_in_time(ray, tmp_path):
     runs = seeds(LONG, 3)
-    outcome = cluster.execute(runs, tmp_path, largest_stack=1, budget=2.0)
+    outcome = cluster.execute(runs, tmp_path, stacks=ALONE, budget=2.0)
     assert outcome == Outcome(stopped=tuple(runs), stopped_by="budget")
     store = Store(tmp_path)
     assert all(store.claim(run) for run in runs)
@@ -293,7 +289,7 @@ def test_a_signal_saves_and_stops(ray, tmp_path, number):
 
     notes, sent = Notes(stop), []
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    outcome = cluster.execute(runs, tmp_path, largest_stack=1, listener=notes)
+    outcome = cluster.execute(runs, tmp_path, stacks=ALONE, listener=notes)
     assert outcome == Outcome(stopped=tuple(runs), stopped_by=number.name)
     assert_stopped(epochs, tmp_path)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
@@ -303,7 +299,7 @@ DRIVER = """
 import sys
 from discretegrad_lab.runs import cluster
 from discretegrad_lab.runs.listener import Listener
-from test_lab_cluster import LONG, seeds
+from test_lab_cluster import ALONE, LONG, seeds
 
 class Says(Listener):
     def stack_started(self, runs, *_):
@@ -313,7 +309,7 @@ class Says(Listener):
         print(self.run.seed, epoch, flush=True)
 
 runs = seeds(LONG, 3)
-outcome = cluster.execute(runs, sys.argv[1], address=sys.argv[2], largest_stack=1, listener=Says())
+outcome = cluster.execute(runs, sys.argv[1], address=sys.argv[2], stacks=ALONE, listener=Says())
 print(outcome.stopped == tuple(runs), outcome.stopped_by)
 """
 
@@ -345,18 +341,6 @@ def test_a_running_cluster_is_used(ray, tmp_path):
 # without
 
 
-@pytest.fixture
-def no_cluster(monkeypatch):
-    """Whatever is refused is refused before a cluster is started."""
-
-    def init(*_, **__):
-        raise AssertionError("a cluster was started")
-
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-
-
 def test_a_missing_ray_is_said_in_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(connection.ClusterError) as caught:
@@ -369,17 +353,24 @@ def test_a_missing_ray_is_said_in_a_sentence(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("options", "words"),
     [
-        ("somewhere", "expected auto or HOST:PORT"),
-        ("ray://head:10001", "expected auto or HOST:PORT"),
-        ("127.0.0.1:9", r"cluster at the address 127.0.0.1:9, got: .*refused; start one with"),
-        ("127.0.0.1:99999", "expected a Ray cluster at the address 127.0.0.1:99999"),
+        ({"address": "somewhere"}, "expected auto or HOST:PORT"),
+        ({"address": "ray://head:10001"}, "expected auto or HOST:PORT"),
+        ({"address": "127.0.0.1:9"}, r"at the address 127.0.0.1:9, got: .*refused; start one with"),
+        ({"address": "127.0.0.1:99999"}, "expected a Ray cluster at the address 127.0.0.1:99999"),
+        ({"budget": 0}, "expected a positive number of seconds as budget"),
+        ({"budget": math.nan}, "expected a positive number of seconds as budget"),
     ],
 )
-def test_a_wrong_address_is_refused_at_once(no_cluster, tmp_path, address, words):
-    with pytest.raises(connection.ClusterError, match=words):
-        cluster.execute([RUN], tmp_path, address=address)
+def test_wrong_arguments_are_refused_before_a_cluster_is_started(
+    monkeypatch, tmp_path, options, words
+):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("a cluster was started"))
+    with pytest.raises(ValueError, match=words):
+        cluster.execute([RUN], tmp_path, **options)
 
 
 def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
@@ -388,44 +379,25 @@ def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
     def init(address, **_):
         raise ConnectionError(f"nothing\n  at {address}.")
 
-    monkeypatch.setattr(ray, "init", init)
+    def locked(*_, **__):
+        raise ConnectionError("failed") from ray.exceptions.AuthenticationError("no token")
+
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
     with pytest.raises(connection.ClusterError, match=r"on this machine, got: nothing at local; "):
         cluster.execute([RUN], tmp_path)
     with pytest.raises(connection.ClusterError, match=r"address auto, got: nothing at auto; start"):
         cluster.execute([RUN], tmp_path, address="auto")
-
-
-def test_a_cluster_that_wants_a_token_is_explained(monkeypatch, tmp_path):
-    ray = pytest.importorskip("ray")
-
-    def init(*_, **__):
-        raise ConnectionError("failed") from ray.exceptions.AuthenticationError("no token")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", locked)
     with pytest.raises(connection.ClusterError, match="asks for a token; set RAY_AUTH_MODE=token"):
         cluster.execute([RUN], tmp_path, address="auto")
 
 
-@pytest.mark.parametrize("budget", [0, -1.0, math.nan])
-def test_a_wrong_budget_is_refused(no_cluster, tmp_path, budget):
-    with pytest.raises(ValueError, match="expected a positive number of seconds as budget"):
-        cluster.execute([RUN], tmp_path, budget=budget)
-
-
-class Resources:
-    """A cluster, as far as its resources go."""
-
-    def __init__(self, **found):
-        self.found = found
-
-    def cluster_resources(self):
-        return self.found
-
-
 def test_the_device_is_one_of_the_cluster():
-    both, cores = Resources(CPU=8.0, GPU=2.0), Resources(CPU=8.0)
+    both, cores = (
+        SimpleNamespace(cluster_resources=lambda found=found: found)
+        for found in ({"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0})
+    )
     assert connection.resources(both, "auto") == connection.resources(both, "cuda") == ("cuda", 2)
     assert connection.resources(cores, "auto") == connection.resources(both, "cpu") == ("cpu", 8)
     assert connection.resources(both, torch.device("cuda:0")) == ("cuda", 2)
@@ -456,11 +428,10 @@ def test_all_workers_have_a_stack(tmp_path, counts, workers, largest, sizes):
         for number, count in enumerate(counts)
         for run in seeds(replace(RUN, epochs=9 + number), count)
     ]
-    found = worker.plan(worker.packed(runs), worker.Place(tmp_path, "cpu", largest), workers)
+    place = worker.Place(tmp_path, "cpu", stacks=StackOptions(largest))
+    found = worker.plan(worker.packed(runs), place, workers)
     assert [len(stack.runs) for stack in found.stacks] == sizes
-    assert sorted(run.identity for stack in found.stacks for run in stack.runs) == sorted(
-        run.identity for run in runs
-    )
+    assert Counter(run for stack in found.stacks for run in stack.runs) == Counter(runs)
 
 
 def test_nodes_must_share_the_directory(tmp_path):
@@ -492,60 +463,19 @@ def test_errors_survive_the_way_back(error):
     assert vars(caught.value).items() >= vars(error).items()
 
 
-class Gone(Exception):
-    """What Ray says of a task that it has given up."""
-
-
-class Cancelled(Gone):
-    """Or that it was asked to give up."""
-
-
-class Results:
-    """As much of Ray as there is to the end of a task; a result stands for the task."""
-
-    exceptions = SimpleNamespace(RayError=Gone, TaskCancelledError=Cancelled)
-
-    def get(self, task):
-        if isinstance(task, Exception):
-            raise task
-        return task
-
-
-@pytest.fixture
-def job(tmp_path):
-    """Two runs, the first of which is finished, in one stack."""
-    runs = seeds(RUN, 2)
-    train_here(runs[:1], tmp_path)
-    job = cluster._Job(Results(), runs, worker.Place(tmp_path, "cpu"), None)
-    job.stacks = [tuple(runs)]
-    return job
-
-
 @pytest.mark.parametrize(("again", "group"), [(True, "finished"), (False, "already")])
-def test_what_a_dead_worker_has_finished_counts(job, again, group):
+def test_what_a_dead_worker_has_finished_counts(tmp_path, again, group):
     """It was not done before, though the worker after it found it so."""
-    first, second = job.runs
+    first, second = runs = seeds(RUN, 2)
+    train_here([first], tmp_path)
+    # a result stands for its task
+    errors = SimpleNamespace(RayError=ArithmeticError, TaskCancelledError=ArithmeticError)
+    ray = SimpleNamespace(get=lambda task: task, exceptions=errors)
+    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu"), None)
+    job.stacks = [tuple(runs)]
     job._note(0, Outcome(already=(first,), stopped=(second,), stopped_by="budget"), again=again)
     expected = {group: (first,), "stopped": (second,), "stopped_by": "budget"}
     assert job.outcome() == Outcome(**expected)
-
-
-def test_a_cancelled_stack_is_stopped(job):
-    job._note(0, Cancelled(), again=False)
-    first, second = job.runs
-    expected = {"finished": (first,), "stopped": (second,)}
-    assert job.outcome() == Outcome(**expected, stopped_by="budget")
-    job.stop = "SIGTERM"
-    assert job.outcome() == Outcome(**expected, stopped_by="SIGTERM")
-
-
-def test_only_an_error_stops_the_other_stacks(job):
-    job._note(0, Gone("many\nlines"), again=False)
-    assert job.stop is None
-    job._note(0, worker.Failure.of(StoreError("no space"), "abacus"), again=False)
-    assert job.stop == "error"
-    assert list(map(type, job.errors)) == [connection.ClusterError, StoreError]
-    assert "got: lines; see that every node" in str(job.errors[0])
 
 
 def test_a_listener_knows_which_stack_an_event_is_of():
@@ -575,10 +505,7 @@ def test_a_listener_knows_which_stack_an_event_is_of():
         ("stack_started", ((a,), 2, 8, 10)),
         ("stack_finished", ((a,), 2)),
     ]
-
-
-def test_a_listener_may_tell_the_turn_from_the_start():
-    (a, b), notes = seeds(RUN, 2), Notes()
+    # one that wants to tell the turn of a stack from its start
     turns = []
     notes.stack_again = lambda *arguments: turns.append(arguments)
     forward = cluster._Forward(notes)
@@ -586,7 +513,6 @@ def test_a_listener_may_tell_the_turn_from_the_start():
     forward(1, "stack_started", ((b,), 0, 8, 10))
     forward(0, "epoch_done", (1, {}, 0.1))
     assert turns == [((a,), 0, 8, 10)]
-    assert len(notes.named("stack_started")) == 2
 
 
 def test_the_desk_keeps_order_and_says_stop():

@@ -22,11 +22,10 @@ import torch
 from discretegrad_lab.runs import checkpoints, disk, environment, plan
 from discretegrad_lab.runs import execute as module
 from discretegrad_lab.runs import store as store_module
-from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.execute import StackOptions, execute
 from discretegrad_lab.runs.listener import Listener
 from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import NewerStore, Saved, Status, Store, StoreError
-from discretegrad_lab.stack.config import VERSION
 from discretegrad_lab.stack.trainer import EpochAbandoned
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae.config import Vae
@@ -101,8 +100,9 @@ def runs_of(count, **fields):
 
 
 def train(runs, store, **options):
-    options = {"make_stack": fake(), "bytes_per_member": lambda run: 1, **options}
-    return execute(runs, store, **options)
+    stacks = {"make_stack": fake(), "bytes_per_member": lambda run: 1}
+    stacks |= {name: options.pop(name) for name in StackOptions._fields if name in options}
+    return execute(runs, store, stacks=StackOptions(**stacks), **options)
 
 
 class Record(Listener):
@@ -155,7 +155,7 @@ def results(store, runs):
         assert saved.status.done
         assert [row["epoch"] for row in saved.metrics] == list(range(1, run.epochs + 1))
         state = {name: x.numpy().tobytes() for name, x in saved.state.items()}
-        found[run] = (saved.status.state, saved.diverged_step, repr(saved.metrics), state)
+        found[run] = (saved.status.state, saved.status.diverged_step, repr(saved.metrics), state)
     return found
 
 
@@ -171,15 +171,16 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def expected(tmp_path):
-    """The results of training without any interruption."""
+def ends_well(store, tmp_path):
+    """Runs are trained to their end, and that is the one of training without any interruption."""
 
-    def expected(runs):
-        store = Store(tmp_path / "uninterrupted")
-        assert train(runs, store).complete
-        return results(store, runs)
+    def ends_well(runs):
+        whole = Store(tmp_path / "uninterrupted")
+        for place in (Store(store.root), whole):
+            assert train(runs, place).complete
+        assert results(store, runs) == results(whole, runs)
 
-    return expected
+    return ends_well
 
 
 def tree(root):
@@ -189,13 +190,12 @@ def tree(root):
 # without interruption
 
 
-def test_runs_are_trained_and_stored(store, expected):
+def test_runs_are_trained_and_stored(store):
     runs = [*runs_of(3), *runs_of(2, latents=64)]
     record = Record()
     outcome = train([*runs, runs[0]], store, listener=record)
     assert outcome.finished == tuple(runs)
     assert outcome.complete
-    assert results(store, runs) == expected(runs)
     assert record.only("planned", "started", "finished") == [
         ("planned", 0, 5),
         ("started", 3, 0),
@@ -209,7 +209,7 @@ def test_runs_are_trained_and_stored(store, expected):
     saved = store.load(runs[0])
     (here,) = saved.environment
     assert (here["members"], here["from_epoch"], here["precision"]) == (3, 0, "float32")
-    assert saved.seconds > 0
+    assert saved.status.seconds > 0
     # the stack has its own order of members
     stack = FakeStack(runs[:3], None, None)
     first = stack.advance()
@@ -232,17 +232,15 @@ def test_nothing_is_trained_twice(store):
     assert tree(store.root) == after
 
 
-def test_a_diverged_run_is_done(store, expected):
+def test_a_diverged_run_is_done(store):
     runs = [*runs_of(2), replace(runs_of(1)[0], tau=DIVERGES)]
     outcome = train(runs, store)
-    assert outcome.diverged == (runs[2],)
-    assert outcome.finished == tuple(runs[:2])
+    assert (outcome.diverged, outcome.finished) == ((runs[2],), tuple(runs[:2]))
     assert outcome.complete
     assert store.status(runs[2]).state == "diverged"
-    assert store.load(runs[2]).diverged_step == 25
+    assert store.load(runs[2]).status.diverged_step == 25
     assert math.isnan(store.metrics(runs[2])[-1]["loss"])
     assert train(runs, store).already == tuple(runs)
-    assert results(store, runs) == expected(runs)
 
 
 # killed
@@ -287,7 +285,7 @@ def processes():
     return start
 
 
-def test_killed_again_and_again(store, tmp_path, expected, processes):
+def test_killed_again_and_again(store, tmp_path, ends_well, processes):
     runs, log = runs_of(6), tmp_path / "log"
     chance = random.Random(0)
     for kill in range(12):
@@ -304,14 +302,14 @@ def test_killed_again_and_again(store, tmp_path, expected, processes):
         process.join()
     assert not all(store.status(run).done for run in runs)
     assert train(runs, Store(store.root), make_stack=fake(log=log), largest_stack=4).complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
     # a checkpoint after every epoch, of one stack at a time: little is lost
     epochs = len(log.read_text().splitlines())
     assert 6 * EPOCHS <= epochs <= 6 * EPOCHS + 4 * 12
     assert max(len(store.load(run).environment) for run in runs) > 1
 
 
-def test_two_processes_share_the_work(store, tmp_path, expected, processes):
+def test_two_processes_share_the_work(store, tmp_path, ends_well, processes):
     runs, log = runs_of(12), tmp_path / "log"
     # neither begins before the other is there
     start = processes.context.Barrier(2)
@@ -319,14 +317,14 @@ def test_two_processes_share_the_work(store, tmp_path, expected, processes):
     for process in both:
         process.join(60)
     assert [process.exitcode for process in both] == [0, 0]
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
     lines = [line.split() for line in log.read_text().splitlines()]
     epochs = [(identity, epoch) for _, identity, epoch in lines]
     assert len(epochs) == len(set(epochs)) == 12 * EPOCHS
     assert {int(pid) for pid, _, _ in lines} == {process.pid for process in both}
 
 
-def test_what_another_process_has_is_left_to_it(store, expected):
+def test_what_another_process_has_is_left_to_it(store, ends_well):
     runs = runs_of(3)
     other = Store(store.root)
     assert other.claim(runs[1])
@@ -337,26 +335,7 @@ def test_what_another_process_has_is_left_to_it(store, expected):
     assert not outcome.complete
     assert record.only("elsewhere") == [("elsewhere", runs[1])]
     other.release(runs[1])
-    assert train(runs, store).finished == (runs[1],)
-    assert results(store, runs) == expected(runs)
-
-
-def test_what_another_process_has_given_up_is_taken(store):
-    runs = runs_of(2)
-    other = Store(store.root)
-    assert other.claim(runs[1])
-    record = Record(epoch5=lambda: other.release(runs[1]))
-    assert train(runs, store, listener=record).finished == tuple(runs)
-    assert record.only("started") == [("started", 1, 0), ("started", 1, 0)]
-
-
-def test_what_another_process_finishes_meanwhile_is_done(store):
-    runs = [*runs_of(1), *runs_of(2, latents=64)]
-    # planned as new, and looked at again when claimed
-    record = Record(epoch5=lambda: train(runs[1:], Store(store.root)))
-    outcome = train(runs, store, listener=record)
-    assert (outcome.finished, outcome.already) == ((runs[0],), tuple(runs[1:]))
-    assert record.only("started") == [("started", 1, 0)]
+    ends_well(runs)
 
 
 def train_alone(store, run, epochs):
@@ -369,7 +348,7 @@ def train_alone(store, run, epochs):
     store.save(run, Saved(status, metrics, [{}], stack.state(0)))
 
 
-def test_what_another_process_has_advanced_is_planned_again(store, expected):
+def test_what_another_process_has_advanced_is_planned_again(store, ends_well):
     runs = [*runs_of(1), *runs_of(2, latents=64)]
 
     def begin_elsewhere():
@@ -381,25 +360,31 @@ def test_what_another_process_has_advanced_is_planned_again(store, expected):
     record = Record(epoch5=begin_elsewhere)
     assert train(runs, store, listener=record).finished == tuple(runs)
     assert record.only("started") == [("started", 1, 0), ("started", 1, 0), ("started", 2, 3)]
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
-def test_what_another_process_has_just_finished_is_done(store, expected):
+@pytest.mark.parametrize("released", [True, False])
+def test_what_another_process_finishes_meanwhile_is_done(store, ends_well, released):
+    """Also while it can still not be claimed."""
     runs = runs_of(2)
     other = Store(store.root)
     assert other.claim(runs[1])
-    record = Record(epoch5=lambda: train_alone(other, runs[1], EPOCHS))
-    # it can still not be claimed
-    outcome = train(runs, store, listener=record)
+
+    def finish():
+        train_alone(other, runs[1], EPOCHS)
+        if released:
+            other.release(runs[1])
+
+    outcome = train(runs, store, listener=Record(epoch5=finish))
     assert (outcome.finished, outcome.already) == ((runs[0],), (runs[1],))
     assert outcome.complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 # stopped
 
 
-def test_signals_stop_cleanly(store, expected):
+def test_signals_stop_cleanly(store, ends_well):
     runs = [*runs_of(3), *runs_of(2, latents=64)]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     record = Record(epoch3=interrupt)
@@ -412,30 +397,14 @@ def test_signals_stop_cleanly(store, expected):
     assert outcome.stopped_by == "SIGTERM"
     assert record.only("started") == [("started", 3, 3)]
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert train(runs, store).complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
     starts = [entry["from_epoch"] for entry in store.load(runs[0]).environment]
     assert starts == [0, 3, 6]
 
 
-def test_a_second_signal_stops_at_once(store, expected):
-    runs = runs_of(2)
-    handler = signal.getsignal(signal.SIGINT)
-
-    def twice():
-        interrupt()
-        interrupt()
-
-    with pytest.raises(KeyboardInterrupt):
-        train(runs, store, listener=Record(epoch3=twice))
-    assert signal.getsignal(signal.SIGINT) == handler
-    # and gives everything free
-    assert train(runs, Store(store.root)).complete
-    assert results(store, runs) == expected(runs)
-
-
-def test_the_first_signal_is_announced_at_once(store):
+def test_the_first_signal_is_announced_and_a_second_one_stops_at_once(store, ends_well):
     runs, said, record = runs_of(2), [], Record()
+    handler = signal.getsignal(signal.SIGINT)
 
     def announce(name):
         said.append((name, record.events[-1]))
@@ -459,6 +428,9 @@ def test_the_first_signal_is_announced_at_once(store):
     with pytest.raises(KeyboardInterrupt):
         train(runs, store, make_stack=fake(each=twice), **options)
     assert [name for name, _ in said] == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGINT) == handler
+    # and gives everything free
+    ends_well(runs)
 
 
 def test_other_threads_do_without_signals(store):
@@ -469,15 +441,7 @@ def test_other_threads_do_without_signals(store):
     assert outcomes[0].complete
 
 
-def test_times_add_up(store, monkeypatch):
-    stack, runs = Clock(monkeypatch).stack(), runs_of(2)
-    train(runs, store, make_stack=stack, listener=Record(epoch3=interrupt))
-    assert store.status(runs[0]).seconds == 30.0
-    train(runs, store, make_stack=stack)
-    assert store.status(runs[0]).seconds == 80.0
-
-
-def test_an_error_gives_the_runs_free(store, expected):
+def test_an_error_gives_the_runs_free(store, ends_well):
     runs = runs_of(2)
 
     def fail():
@@ -486,8 +450,7 @@ def test_an_error_gives_the_runs_free(store, expected):
     with pytest.raises(ZeroDivisionError):
         train(runs, store, listener=Record(epoch3=fail), checkpoint_every=0)
     assert store.status(runs[0]).epoch == 2
-    assert train(runs, Store(store.root)).finished == tuple(runs)
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 class Clock:
@@ -526,7 +489,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("budget", [5.0, 12.0, 35.0, 61.0, 85.0])
-def test_the_budget_is_kept(store, expected, monkeypatch, budget):
+def test_the_budget_is_kept(store, ends_well, monkeypatch, budget):
     runs = runs_of(3)
     with monkeypatch.context() as patch:
         clock = Clock(patch)
@@ -539,12 +502,11 @@ def test_the_budget_is_kept(store, expected, monkeypatch, budget):
     # nobody knows how long the first epoch takes
     assert outcome.abandoned == (budget < 10)
     assert store.status(runs[0]).epoch == used // 10
-    assert train(runs, store).complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 @pytest.mark.parametrize("every", [0, None], ids=["saved", "not saved"])
-def test_what_is_not_saved_is_not_given_up(store, expected, monkeypatch, every):
+def test_what_is_not_saved_is_not_given_up(store, ends_well, monkeypatch, every):
     runs = runs_of(2)
     with monkeypatch.context() as patch:
         clock = Clock(patch)
@@ -555,8 +517,7 @@ def test_what_is_not_saved_is_not_given_up(store, expected, monkeypatch, every):
     assert outcome.stopped_by == "budget"
     assert (outcome.abandoned, used) == ((True, 30.0) if every == 0 else (False, 50.0))
     assert store.status(runs[0]).epoch == (1 if every == 0 else 2)
-    assert train(runs, store).complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 def test_after_a_signal_an_epoch_is_finished_beyond_the_budget(store, monkeypatch):
@@ -638,7 +599,7 @@ def test_training_goes_on_while_checkpoints_are_written(store, monkeypatch):
     waited = []
 
     def slow(self, run, saved):
-        if saved.epoch == EPOCHS and run.latents == 128:
+        if saved.status.epoch == EPOCHS and run.latents == 128:
             waited.append(reached.wait(30))
         save(self, run, saved)
 
@@ -665,8 +626,8 @@ def test_a_checkpoint_is_of_its_epoch(store, monkeypatch):
     saved = []
 
     def slow(self, run, contents):
-        assert done[contents.epoch + 1].wait(30)
-        saved.append((contents.epoch, len(contents.metrics), contents.state["x"].clone()))
+        assert done[contents.status.epoch + 1].wait(30)
+        saved.append((contents.status.epoch, len(contents.metrics), contents.state["x"].clone()))
         save(self, run, contents)
 
     monkeypatch.setattr(Store, "save", slow)
@@ -703,10 +664,6 @@ def test_stacks_fit(store, monkeypatch, options, free, sizes):
     record = Record()
     assert train(runs, store, listener=record, **options).complete
     assert [size for _, size, _ in record.only("started")] == sizes
-    planned = estimate(
-        runs_of(10, latents=64), store, **{"bytes_per_member": lambda run: 1, **options}
-    )
-    assert planned.members == 10
 
 
 def test_claims_leave_files_to_open(store, monkeypatch):
@@ -718,7 +675,7 @@ def test_claims_leave_files_to_open(store, monkeypatch):
     assert plan._most_claims() >= 64
 
 
-def test_stacks_shrink_when_memory_ends(store, expected):
+def test_stacks_shrink_when_memory_ends(store, ends_well):
     runs = runs_of(8)
     sizes = []
 
@@ -728,10 +685,9 @@ def test_stacks_shrink_when_memory_ends(store, expected):
         if stack.epoch == 0:
             sizes.append(len(stack.runs))
 
-    outcome = train(runs, store, make_stack=fake(each=greedy), checkpoint_every=0)
-    assert outcome.complete
+    assert train(runs, store, make_stack=fake(each=greedy), checkpoint_every=0).complete
     assert sizes[0] == 8
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
     def too_large(stack):
         raise torch.OutOfMemoryError
@@ -740,7 +696,7 @@ def test_stacks_shrink_when_memory_ends(store, expected):
         train(runs_of(3, latents=64), store, make_stack=fake(each=too_large))
 
 
-def test_those_behind_catch_up_and_join(store, expected):
+def test_those_behind_catch_up_and_join(store, ends_well):
     runs = runs_of(6)
     train(runs[:3], store, listener=Record(epoch5=interrupt))
     train(runs[3:4], store, listener=Record(epoch2=interrupt))
@@ -754,21 +710,15 @@ def test_those_behind_catch_up_and_join(store, expected):
         ("started", 6, 5),
         ("finished", 6, EPOCHS),
     ]
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 def test_stacks_do_not_depend_on_the_order_of_the_runs(tmp_path):
     runs = runs_of(7)
     stacks = []
+    note = fake(each=lambda stack: stacks.append({*stack.runs}))
     for number, order in enumerate((runs, runs[::-1])):
-        record = Record()
-        train(
-            order,
-            Store(tmp_path / str(number)),
-            listener=record,
-            largest_stack=3,
-            make_stack=fake(each=lambda stack: stacks.append({*stack.runs})),
-        )
+        train(order, Store(tmp_path / str(number)), largest_stack=3, make_stack=note)
     assert len(stacks) == 2 * 3 * EPOCHS
     assert stacks[: 3 * EPOCHS] == stacks[3 * EPOCHS :]
 
@@ -784,7 +734,7 @@ def damage(path):
 
 @pytest.mark.parametrize("stop", [5, EPOCHS], ids=["started", "finished"])
 @pytest.mark.parametrize("kind", ["checkpoint", "metrics", "environment", "config", "status"])
-def test_a_damaged_run_is_left_alone(store, expected, stop, kind):
+def test_a_damaged_run_is_left_alone(store, ends_well, stop, kind):
     runs = runs_of(3)
     train(runs, store, listener=Record(**{f"epoch{stop}": interrupt}))
     (path,) = store.directory(runs[1]).glob(f"{kind}*")
@@ -798,11 +748,11 @@ def test_a_damaged_run_is_left_alone(store, expected, stop, kind):
     assert outcome.finished + outcome.already == (runs[0], runs[2])
     assert not outcome.complete
     assert tree(store.directory(runs[1])) == before
-    assert results(store, runs[::2]) == expected(runs[::2])
+    ends_well(runs[::2])
 
 
 @pytest.mark.parametrize("how", [damage, os.unlink], ids=["content", "missing"])
-def test_damage_that_comes_later_is_met_too(store, expected, how):
+def test_damage_that_comes_later_is_met_too(store, ends_well, how):
     runs = [*runs_of(1), *runs_of(3, latents=64)]
     train(runs[1:], store, listener=Record(epoch2=interrupt))
     (checkpoint,) = store.directory(runs[2]).glob("checkpoint*")
@@ -811,11 +761,11 @@ def test_damage_that_comes_later_is_met_too(store, expected, how):
     assert list(outcome.damaged) == [runs[2]]
     others = [run for run in runs if run != runs[2]]
     assert outcome.finished == tuple(others)
-    assert results(store, others) == expected(others)
+    ends_well(others)
 
 
 @pytest.mark.parametrize("every", [0, None], ids=["checkpoints", "end"])
-def test_damage_below_a_running_stack(store, expected, every):
+def test_damage_below_a_running_stack(store, ends_well, every):
     runs = runs_of(3)
     train(runs, store, listener=Record(epoch2=interrupt))
 
@@ -830,12 +780,12 @@ def test_damage_below_a_running_stack(store, expected, every):
     assert list(outcome.damaged) == [runs[1]]
     assert record.only("damaged") == [("damaged", runs[1])]
     assert outcome.finished == (runs[0], runs[2])
-    assert results(store, runs[::2]) == expected(runs[::2])
+    ends_well(runs[::2])
     assert Store(store.root).claim(runs[1])
 
 
 @pytest.mark.parametrize("every", [0, None], ids=["checkpoints", "end"])
-def test_a_full_disk(store, expected, monkeypatch, every):
+def test_a_full_disk(store, ends_well, monkeypatch, every):
     runs = [*runs_of(4), *runs_of(2, latents=64)]
     handler = signal.getsignal(signal.SIGINT)
     calls = iter(range(10**6))
@@ -852,8 +802,7 @@ def test_a_full_disk(store, expected, monkeypatch, every):
     assert signal.getsignal(signal.SIGINT) == handler
     assert not [path for path in store.root.rglob("*") if path.suffix in (".tmp", ".new")]
     assert {store.status(run).state for run in runs} <= {"new", "started", "finished"}
-    assert train(runs, Store(store.root)).complete
-    assert results(store, runs) == expected(runs)
+    ends_well(runs)
 
 
 def test_a_full_disk_is_reported_at_once(store, monkeypatch):
@@ -880,31 +829,14 @@ def test_a_disk_that_is_too_small_is_found_before_training(store, monkeypatch):
     }
 
 
-def make_newer(directory, what):
-    """Let a stored run be one that a newer version wrote."""
-    path = directory / "status.json"
-    document = json.loads(path.read_text())
-    del document["sha256"]
-    if what == "format":
-        document["format"] = disk.FORMAT + 1
-    else:
-        config = json.loads((directory / "config.json").read_text())
-        content = disk.dump(config | {"version": VERSION + 1, "new": "field"})
-        (directory / "config.json").write_bytes(content)
-        document["files"]["config"] |= {
-            "bytes": len(content),
-            "sha256": disk._sha256(content),
-        }
-    path.write_bytes(disk.dump(disk._sealed(document)))
-
-
-@pytest.mark.parametrize("what", ["format", "configuration"])
 @pytest.mark.parametrize("whose", ["wanted", "another", "of another hash", "of a new task"])
-def test_a_newer_store_is_refused(store, what, whose):
+def test_a_newer_store_is_refused(store, whose):
     runs = runs_of(3)
     train(runs[:1], store)
     directory = store.directory(runs[0])
-    make_newer(directory, what)
+    status = json.loads((directory / "status.json").read_text()) | {"format": disk.FORMAT + 1}
+    del status["sha256"]
+    (directory / "status.json").write_bytes(disk.dump(disk._sealed(status)))
     if whose == "of another hash":
         directory.rename(directory.with_name("0123456789abcdef"))
     elif whose == "of a new task":
@@ -949,6 +881,8 @@ def test_an_estimate_without_experience(store):
     assert found.steps == 3 * EPOCHS * 200
     assert not store.root.exists()
     assert estimate([], store).seconds == 0
+    # without a size of their members, the task is asked
+    assert estimate([Vae(estimator="st", categories=8, latents=4)], store).bytes > 10**6
 
 
 def test_an_estimate_with_experience(store, monkeypatch):
@@ -957,6 +891,7 @@ def test_an_estimate_with_experience(store, monkeypatch):
         stack = Clock(patch).stack(epoch=10.0)
         train(runs[:2], store, make_stack=stack)
         train(runs[2:4], store, make_stack=stack, listener=Record(epoch5=interrupt))
+        assert store.status(runs[2]).seconds == 50.0
     before = tree(store.root)
     found = estimate(runs, store, bytes_per_member=lambda run: 10)
     assert found.done == tuple(runs[:2])
@@ -971,6 +906,10 @@ def test_an_estimate_with_experience(store, monkeypatch):
     assert estimate(runs, store, bytes_per_member=lambda run: 10).seconds is None
     damage(store.directory(runs[0]) / "config.json")
     assert list(estimate(runs, store, bytes_per_member=lambda run: 10).damaged) == [runs[0]]
+    monkeypatch.undo()
+    # the times of all starts add up
+    train(runs[2:4], store, make_stack=Clock(monkeypatch).stack(epoch=10.0))
+    assert store.status(runs[2]).seconds == 80.0
 
 
 def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
@@ -1004,11 +943,6 @@ def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
     assert seconds(st=1) == 500.0
 
 
-def test_an_estimate_asks_the_task(store):
-    found = estimate([*runs_of(2), Vae(estimator="st", categories=8, latents=4)], store)
-    assert found.bytes > 10**6
-
-
 # the real trainer
 
 
@@ -1022,35 +956,14 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_real_stack_goes_on_exactly(store, tmp_path):
+@pytest.mark.parametrize("saved", [0, 2])
+def test_the_real_stack_goes_on_exactly(store, tmp_path, monkeypatch, saved):
+    """After an epoch that was given up."""
+    small = {"epochs": 4, "steps_per_epoch": 5, "latents": 6, "batch": 8, "draws": 10}
     runs = [
-        Polynomial(
-            estimator=name, seed=seed, epochs=4, steps_per_epoch=5, latents=6, batch=8, draws=10
-        )
+        Polynomial(estimator=name, seed=seed, **small)
         for name in ("reinmax", "rodeo", "exact", "gr-mck")
         for seed in range(2)
-    ]
-
-    class Stop(Listener):
-        def epoch_done(self, epoch, metrics, seconds):
-            if epoch == 2:
-                interrupt()
-
-    whole = Store(tmp_path / "whole")
-    assert execute(runs, whole).complete
-    assert execute(runs, store, listener=Stop()).stopped == tuple(runs)
-    assert execute(runs, store).finished == tuple(runs)
-    assert results(store, runs) == results(whole, runs)
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("saved", [0, 2])
-def test_the_real_stack_goes_on_after_an_epoch_that_was_given_up(
-    store, tmp_path, monkeypatch, saved
-):
-    runs = [
-        Polynomial(estimator=name, epochs=4, steps_per_epoch=5, latents=6, batch=8, draws=10)
-        for name in ("reinmax", "rodeo", "exact", "gr-mck")
     ]
     whole = Store(tmp_path / "whole")
     assert execute(runs, whole).complete
@@ -1068,7 +981,8 @@ def test_the_real_stack_goes_on_after_an_epoch_that_was_given_up(
             stack._train = slow_step
             return stack
 
-        outcome = execute(runs, store, make_stack=slow, budget=150.0, checkpoint_every=0)
+        stacks = StackOptions(make_stack=slow, checkpoint_every=0)
+        outcome = execute(runs, store, stacks=stacks, budget=150.0)
     assert outcome.abandoned
     assert [store.status(run).epoch for run in runs] == [saved] * len(runs)
     assert execute(runs, store).finished == tuple(runs)
@@ -1079,10 +993,9 @@ def test_the_real_stack_goes_on_after_an_epoch_that_was_given_up(
 
 
 @pytest.fixture
-def fresh():
-    environment._commit.cache_clear()
-    yield
-    environment._commit.cache_clear()
+def fresh(monkeypatch):
+    """Nothing is remembered from before."""
+    monkeypatch.setattr(environment, "_commit", environment._commit.__wrapped__)
 
 
 def test_the_environment(fresh):
@@ -1094,32 +1007,21 @@ def test_the_environment(fresh):
     assert found["date"].endswith("+00:00")
     assert len(found["source"]) == 16
     assert str(Path(__file__).parents[1]) not in json.dumps(found)
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    if git.returncode == 0:
-        assert found["commit"] == git.stdout.strip()
-        assert isinstance(found["changed_since_commit"], bool)
+    commit = environment._git(Path(__file__).parent, "rev-parse", "HEAD")
+    assert commit is None or found["commit"] == commit
 
 
-def test_the_commit_of_a_copy_is_told_by_a_variable(fresh, monkeypatch, tmp_path):
+def test_a_copy_has_a_hash_and_its_commit_is_told_by_a_variable(fresh, monkeypatch, tmp_path):
     # an installation below a repository that does not have its files
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.setattr(environment, "_PACKAGES", (tmp_path, tmp_path))
+    before = environment.source.__wrapped__()
     (tmp_path / "__init__.py").touch()
+    assert environment.source.__wrapped__() != before
     monkeypatch.delenv(environment.COMMIT, raising=False)
     assert environment._commit() == (None, None)
-    environment._commit.cache_clear()
     monkeypatch.setenv(environment.COMMIT, "cafe")
     assert environment._commit() == ("cafe", None)
-
-
-def test_the_source_has_a_hash(monkeypatch, tmp_path):
-    (tmp_path / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(environment, "_PACKAGES", (tmp_path,))
-    one = environment.source.__wrapped__()
-    (tmp_path / "a.py").write_text("x = 2\n")
-    assert environment.source.__wrapped__() != one
 
 
 def test_free_memory(monkeypatch, tmp_path):

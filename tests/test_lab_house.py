@@ -15,7 +15,6 @@ LAB = Path(discretegrad_lab.__file__).parent
 ORDER = ("cli", "report", "watch", "runs", "tasks", "stack")
 BESIDE = {"report": {"watch"}, "watch": {"report"}}
 FILES = sorted(LAB.rglob("*.py"))
-LONGEST = 450
 
 
 def parts_imported(file):
@@ -57,10 +56,8 @@ def test_an_import_the_other_way_is_found(tmp_path, monkeypatch):
     for name, text, wrong in (
         ("stack/one.py", "from ..tasks.base import Task", {"tasks"}),
         ("stack/two.py", "def f():\n    import discretegrad_lab.runs.store", {"runs"}),
-        ("tasks/vae/three.py", "from ... import cli", {"cli"}),
-        ("tasks/vae/four.py", "from ...stack import config\nfrom ..base import Task", set()),
-        ("report/five.py", "from ..watch import words", {"watch"}),
-        ("watch/six.py", "from ..runs.listener import Listener", set()),
+        ("tasks/vae/three.py", "from ... import cli\nfrom ..base import Task", {"cli"}),
+        ("report/four.py", "from ..watch import words", {"watch"}),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -96,18 +93,6 @@ def test_nothing_outside_of_tasks_names_one(file):
     assert names_of_tasks(file) == set()
 
 
-def test_a_name_is_found(tmp_path):
-    file = tmp_path / "file.py"
-    for text, names in (
-        ("x = 'test'", {"test"}),
-        ("# as for MNIST", {"mnist"}),
-        ("from .tasks.vae import model", {"vae"}),
-        ("test = latest('tested')  # polynomially", set()),
-    ):
-        file.write_text(text)
-        assert names_of_tasks(file) == names, text
-
-
 def test_a_task_is_a_folder_and_a_line():
     folders = {path.parent.name for path in LAB.glob("tasks/*/__init__.py")}
     assert folders == set(tasks.FOLDERS)
@@ -115,9 +100,3 @@ def test_a_task_is_a_folder_and_a_line():
         naming = [file for file in FILES if re.search(rf"\b{name}\b", file.read_text().lower())]
         outside = {file.name for file in naming if "tasks" not in file.relative_to(LAB).parts[:-2]}
         assert outside == {"__init__.py"}, name
-
-
-def test_no_file_is_too_long():
-    assert {
-        file.name: n for file in FILES if (n := len(file.read_text().splitlines())) > LONGEST
-    } == {}

@@ -19,6 +19,10 @@ FROZEN = {
     "polynomial-settings": (2430, "0083dba11e339abf"),
     "polynomial-temperatures": (720, "a32668869c1ec1cf"),
     "vae-10x30": (50, "cff5b0f79bcb01f7"),
+    "vae-16x12": (50, "89f87eada2e048c1"),
+    "vae-4x24": (50, "614fa6748635bec4"),
+    "vae-8x16": (50, "e3195e5358ec36f6"),
+    "vae-8x4": (50, "3d96135cbfed6fbf"),
 }
 
 

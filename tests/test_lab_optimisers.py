@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from discretegrad_lab.stack.optimisers import BETA1, BETA2, Optimiser, corrections
+from discretegrad_lab.stack.optimisers import Optimiser
 
 KINDS = {
     "adam": ["adam"] * 5,
@@ -122,17 +121,6 @@ def test_late_steps_are_those_of_torch(kinds, steps):
             assert_member(stack, optimiser, one)
 
 
-def test_corrections_no_longer_change_where_their_table_ends():
-    last = len(corrections()) - 1
-    limit = 2 / (1 - BETA2) - 1
-    for step in (last, last + 1, 10 * last):
-        assert 1 - BETA1**step == 1
-        assert 1 - BETA2**step == 1
-        assert limit - 2 * step * BETA2**step == limit
-    # and not before
-    assert limit - 2 * (last - 1) * BETA2 ** (last - 1) != limit
-
-
 @each_kind
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1.0])
 def test_a_member_that_is_not_alive_stays_as_it_is(kinds, bad):
@@ -176,48 +164,12 @@ def test_a_member_goes_on_from_its_state_in_another_stack(kinds):
         found = gradients(step)
         optimiser.step(found, everyone())
         own = {name: x[member : member + 1] for name, x in found.items()}
+        # which may lie in memory in any way
+        own["weight"] = own["weight"].mT.contiguous().mT
+        own["logits"] = own["logits"].repeat(2, 1, 1)[:1]
         other.step(own, torch.ones(1, dtype=torch.bool))
     assert_same_bits({name: x[0] for name, x in alone.items()}, {n: x[2] for n, x in stack.items()})
     assert_same_bits(state_of(other, 0), state_of(optimiser, member))
-
-
-@each_kind
-def test_gradients_may_lie_in_memory_in_any_way(kinds):
-    straight, crossed = parameters(), parameters()
-    one, other = Optimiser(straight, kinds, RATES), Optimiser(crossed, kinds, RATES)
-    for step in range(7):
-        found = gradients(step)
-        one.step(found, everyone())
-        found["weight"] = found["weight"].mT.contiguous().mT
-        found["logits"] = found["logits"].repeat(2, 1, 1)[:MEMBERS]
-        other.step(found, everyone())
-    assert_same_bits(crossed, straight)
-
-
-class Seen(TorchDispatchMode):
-    """The names of all operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-@each_kind
-def test_a_step_never_asks_the_device_for_a_value(kinds):
-    optimiser = Optimiser(parameters(), kinds, RATES)
-    with Seen() as seen:
-        optimiser.step(gradients(0), everyone())
-    assert "where" in seen.names
-    # what waits for a GPU, or makes a shape from values
-    assert not {"_local_scalar_dense", "nonzero", "item", "masked_select"} & set(seen.names)
-
-    # and only the rules that are followed are computed
-    assert ("addcdiv" in seen.names) == ("adam" in kinds)
-    assert ("reciprocal" in seen.names) == ("radam" in kinds)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from discretegrad_lab.tasks.vae.study import measure, page, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is unusual")  # small temperatures on purpose
 CLOSE = {"rtol": 1e-4, "atol": 1e-3}
-SETTINGS = measure.Settings(seed=3).miniature()
+SETTINGS = measure.MINIATURE
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_miniature_measures_every_candidate_at_every_stop(quick):
     decided = rows.decide(quick.gradients).label
     trained = {row.label for row in quick.training}
     assert trained == {decided, *(choice.label for choice in measure.ALTERNATIVES)}
-    assert {row.seed for row in quick.training} == {3, 4}
+    assert {row.seed for row in quick.training} == {0, 1}
     # at the start all pixels are likely to be wrong; noise of 40 images is learned fast
     assert all(400 < row.train < 560 for row in quick.training)
     known = {"command", "date", "discretegrad", "torch", "machine", "workers", "data", "seeds"}
@@ -77,13 +77,13 @@ def test_training_does_not_depend_on_the_number_of_workers(monkeypatch, quick):
 
 def test_the_rows_are_those_of_diagnose(quick):
     x = pixels().train[:10] / 255  # the first image of each digit
-    model = measure.SmallVae(3)
+    model = measure.SmallVae(measure.SEED)
     result = diagnose(
         model.logits(x).detach(),
         model.reconstruction(x),
         [("reinmax", {"tau": 1.3}), ("leave_one_out", {"num_samples": 4})],
         num_draws=32,
-        generator=torch.Generator().manual_seed(3),
+        generator=torch.Generator().manual_seed(measure.SEED),
         chunk_size=256,
     )
     norm = result.gradient_norm
@@ -181,51 +181,15 @@ def test_the_stored_study_is_whole(stored):
             assert not row.bias_detected, (row.step, row.label)
 
 
-def test_the_stored_files_are_read_and_written_without_loss(stored, tmp_path):
+def test_files_tables_and_pictures_are_those_of_the_stored_study(stored, text, tmp_path):
     rows.write(tmp_path, stored)
     for name in (rows.GRADIENTS, rows.TRAINING):
         assert (tmp_path / name).read_text() == (page.STORED / name).read_text()
-
-
-def test_the_tables_of_the_page_are_current(stored, text):
-    names = re.findall(r"begin generated: (\w+)", text)
-    assert sorted(names) == sorted(page.tables(stored))
-    assert text == page.updated(stored, text), "python -m discretegrad_lab.tasks.vae.study --render"
-
-
-def test_the_stored_pictures_show_the_stored_study(stored):
+    remedy = "python -m discretegrad_lab.tasks.vae.study --render"
+    assert sorted(re.findall(r"begin generated: (\w+)", text)) == sorted(page.tables(stored))
+    assert text == page.updated(stored, text), remedy
     for name in (page.COSINE_PICTURE, page.TRADE_OFF_PICTURE):
-        source = Image.open(page.PICTURES / name).text["Source"]
-        assert source == page.digest(stored), "python -m discretegrad_lab.tasks.vae.study --render"
-
-
-def test_the_figure_over_training_shows_the_rows(stored):
-    figure = page.draw_cosine(stored)
-    for ax, name in zip(figure.axes, ("cosine_of_mean", "cosine"), strict=True):
-        shown = {bar.get_label(): bar.lines[0] for bar in ax.containers}
-        assert tuple(shown) == page.CURVES
-        for label, line in shown.items():
-            shown_rows = [row for row in stored.gradients if row.label == label]
-            assert list(line.get_xdata()) == [row.step for row in shown_rows]
-            assert list(line.get_ydata()) == [getattr(row, name) for row in shown_rows]
-
-
-def test_the_figure_of_bias_and_deviation_shows_the_rows(stored):
-    (ax,) = page.draw_trade_off(stored).axes
-    drawn = {
-        point
-        for line in ax.lines
-        if line.get_marker() in ("o", "<")
-        for point in zip(line.get_xdata(), line.get_ydata(), strict=True)
-    }
-    expected = {
-        (
-            row.bias if row.bias_detected else row.bias_bound,
-            row.deviation * math.sqrt(row.evaluations),
-        )
-        for row in rows.at_last_stop(stored.gradients)
-    }
-    assert drawn == expected
+        assert Image.open(page.PICTURES / name).text["Source"] == page.digest(stored), remedy
 
 
 def test_showing_the_stored_study_again_runs_nothing(tmp_path, monkeypatch, text, capsys):
@@ -247,96 +211,73 @@ def test_without_data_it_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert "run `discretegrad data fetch mnist`" in capsys.readouterr().err
 
 
+def test_the_figures_show_the_rows(stored):
+    for ax, name in zip(page.draw_cosine(stored).axes, ("cosine_of_mean", "cosine"), strict=True):
+        shown = {bar.get_label(): bar.lines[0] for bar in ax.containers}
+        assert tuple(shown) == page.CURVES
+        for label, line in shown.items():
+            points = [(r.step, getattr(r, name)) for r in stored.gradients if r.label == label]
+            assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == points
+    (ax,) = page.draw_trade_off(stored).axes
+    markers = [line for line in ax.lines if line.get_marker() in ("o", "<")]
+    drawn = {xy for m in markers for xy in zip(m.get_xdata(), m.get_ydata(), strict=True)}
+    last = rows.at_last_stop(stored.gradients)
+    assert drawn == {(r.bias if r.bias_detected else r.bias_bound, price(r)) for r in last}
+
+
+def price(row):
+    return row.deviation * math.sqrt(row.evaluations)
+
+
 # what the page says in words
 
 
-def test_the_decision_is_the_best_by_the_rule_of_the_page(stored, text):
+def test_the_rule_of_the_page_is_the_one_that_decides(stored, text):
     words = re.sub(r"\s+", " ", text)
     assert "root mean square, over the six stops, of the error for n = 1000 evaluations" in words
     assert "fewer samples unless more are better by 2 %" in words
-    squares = {}
-    for row in stored.gradients:
-        bias = row.bias if row.bias_detected else 0.0
-        square = bias**2 + row.deviation**2 * row.evaluations / 1000
-        squares.setdefault(row.label, []).append(square)
-    error = {label: math.sqrt(sum(s) / len(s)) for label, s in squares.items()}
-    assert {len(s) for s in squares.values()} == {6}
-    best = min(error, key=error.get)
-    by_label = {row.label: row for row in stored.gradients}
-    alike = [
-        by_label[label]
-        for label in error
-        if label.split(" K=")[0] == best.split(" K=")[0] and error[label] <= 1.02 * error[best]
-    ]
-    decided = min(alike, key=lambda row: row.num_samples)
-    assert rows.decide(stored.gradients).label == decided.label
-    (sentence,) = re.findall(r"^\*\*Decision: (.*)\*\*$", text, re.MULTILINE)
-    assert sentence.startswith(f"`{decided.estimator}`")
-    assert f"{decided.num_samples} sample" in sentence
-    assert ("no temperature" in sentence) == (decided.tau is None)
+    assert (rows.BUDGET, rows.TIE, len(measure.Settings().stops)) == (1000, 0.02, 6)
+    decided = rows.decide(stored.gradients)
+    assert f"**Decision: `{decided.estimator}`, which has no temperature, 8 samples" in words
+    assert (decided.label, decided.tau) == ("leave_one_out K=8", None)
+    assert rows.decide(stored.gradients, 100).label == "reinmax tau=1.0"
+    assert rows.decide(stored.gradients, 1).estimator == "straight_through"
 
 
 def test_what_the_page_says_of_the_gradients_is_true(stored):
     last = {row.label: row for row in rows.at_last_stop(stored.gradients)}
-    samplers = [
-        row
-        for row in last.values()
-        if discretegrad.get(row.estimator).kind == "sampler" and row.label in page.CURVES
-    ]
+    kinds = {label: discretegrad.get(row.estimator).kind for label, row in last.items()}
+    samplers = [last[label] for label in page.CURVES if kinds[label] == "sampler"]
     assert max(samplers, key=lambda row: row.cosine_of_mean).label == "reinmax tau=1.0"
     assert max(row.cosine for row in samplers) < 0.01
-    assert (
-        min(last[f"{name} K=2"].cosine_of_mean for name in ("leave_one_out", "disarm_tree")) > 0.98
-    )
-    (lost,) = [
-        row
-        for row in stored.gradients
-        if row.step == 200 and row.label == "straight_through tau=1.0"
-    ]
-    assert lost.cosine_of_mean < 0.5
-    error_of_one = {row.label: math.hypot(row.bias, row.deviation) for row in samplers}
-    assert min(error_of_one, key=error_of_one.get) == "straight_through tau=1.0"
+    for name in ("leave_one_out", "disarm_tree"):
+        assert last[f"{name} K=2"].cosine_of_mean > 0.98
+    at = {(row.step, row.label): row for row in stored.gradients}
+    assert at[200, "straight_through tau=1.0"].cosine_of_mean < 0.5
+    best_of_one = min(samplers, key=lambda row: math.hypot(row.bias, row.deviation))
+    assert best_of_one.label == "straight_through tau=1.0"
+    error, noise = rows.errors(stored.gradients), rows.errors(stored.gradients, 1)
+    assert min((x for x in last if last[x].evaluations == 1), key=error.get) == "reinmax tau=1.0"
+    assert noise["leave_one_out K=8"] == pytest.approx(noise["reinmax tau=1.0"], rel=0.1)
 
 
 def test_what_the_page_says_of_temperatures_and_samples_is_true(stored):
     error = rows.errors(stored.gradients)
-    last = {row.label: row for row in rows.at_last_stop(stored.gradients)}
     _, *lines = page.temperatures(stored)
-    best = {line[0].strip("`"): measure.TAUS[bold(line)] for line in lines}
+    bold = {line[0]: [cell.startswith("**") for cell in line[1:]].index(True) for line in lines}
+    best = {name.strip("`"): measure.TAUS[place] for name, place in bold.items()}
     assert best["reinmax"] == 1.0
     assert best["gumbel_softmax"] == best["gumbel_rao"] == min(measure.TAUS)
     flat = [error[f"straight_through tau={tau}"] for tau in measure.TAUS if tau >= 0.7]
     assert max(flat) < 1.2 * min(flat)
-
-    def price(label):
-        return last[label].deviation * math.sqrt(last[label].evaluations)
-
-    assert price("reinmax tau=1.0 K=8") == pytest.approx(price("reinmax tau=1.0"), rel=0.05)
-    assert price("disarm_tree K=8") == pytest.approx(price("disarm_tree K=2"), rel=0.05)
-    assert price("leave_one_out K=8") < price("leave_one_out K=4") < price("leave_one_out K=2")
-    assert price("disarm_tree K=2") < price("leave_one_out K=2")
-    assert price("disarm_tree K=4") > price("leave_one_out K=4")
-
-
-def bold(line):
-    """The place of the bold number after the first cell."""
-    return [cell.startswith("**") for cell in line[1:]].index(True)
-
-
-def test_what_the_page_says_of_the_decision_is_true(stored):
-    error = rows.errors(stored.gradients)
-    by_label = {row.label: row for row in stored.gradients}
-    of_one = [label for label, row in by_label.items() if row.evaluations == 1]
-    assert min(of_one, key=error.get) == "reinmax tau=1.0"
-    samplers = [
-        label for label in of_one if discretegrad.get(by_label[label].estimator).kind == "sampler"
-    ]
-    assert min(samplers, key=error.get) == "reinmax tau=1.0"
-    assert rows.decide(stored.gradients, 100).label == "reinmax tau=1.0"
-    assert rows.decide(stored.gradients, 1).estimator == "straight_through"
-    assert rows.decide(stored.gradients).label == "leave_one_out K=8"
-    noise = rows.errors(stored.gradients, 1)
-    assert noise["leave_one_out K=8"] == pytest.approx(noise["reinmax tau=1.0"], rel=0.1)
+    prices = {row.label: price(row) for row in rows.at_last_stop(stored.gradients)}
+    reinmax, tree = "reinmax tau=1.0", "disarm_tree"
+    assert prices[f"{reinmax} K=8"] == pytest.approx(prices[reinmax], rel=0.05)
+    assert prices[f"{tree} K=8"] == pytest.approx(prices[f"{tree} K=2"], rel=0.05)
+    out = [prices[f"leave_one_out K={k}"] for k in (8, 4, 2)]
+    assert out == sorted(out)
+    assert out[1] < prices[f"{tree} K=4"]
+    assert prices[f"{tree} K=2"] < out[2]
 
 
 def test_what_the_page_says_of_the_training_is_true(stored):
@@ -356,11 +297,7 @@ def test_what_the_page_says_of_the_training_is_true(stored):
         assert -2.5 < difference(label, "reinmax tau=1.0") < -1.5
     assert -2 < difference("leave_one_out K=4", "reinmax tau=1.0 K=4") < 0
     assert abs(difference("leave_one_out K=8", "leave_one_out K=4")) < 1
-    assert min(runs["straight_through tau=1.0"]) > max(runs["reinmax tau=1.0"])
     assert difference("gumbel_softmax tau=0.5", "reinmax tau=1.0") > 2.5
-    assert max(runs["straight_through tau=1.0"]) > 30 + max(
-        test
-        for label, tests in runs.items()
-        if label != "straight_through tau=1.0"
-        for test in tests
-    )
+    worst = runs.pop("straight_through tau=1.0")
+    assert min(worst) > max(runs["reinmax tau=1.0"])
+    assert max(worst) > 30 + max(map(max, runs.values()))

@@ -12,14 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from discretegrad_lab.execute import Outcome
-from discretegrad_lab.noise import Noise
 from torch import nn
 from torch.nn.functional import one_hot
 
 from benchmark_cases import CPU, check_complete, measure, pages, plain, rehearse, stacks
-from discretegrad_lab import recipes
-from discretegrad_lab.tasks.vae import VaeTask
+from discretegrad_lab import Noise, Outcome
+from discretegrad_lab.tasks.vae.model import VaeModel
 from oracles import one_thread
 
 # what sums of some hundred thousand float32 numbers in different orders may differ by
@@ -57,10 +55,10 @@ def test_the_plain_vae_is_one_member_of_the_stack(monkeypatch):
     run = replace(stacks.vae_runs(1, stacks.QUICK)[0], batch=20)
     images = torch.randint(256, (20, 784), dtype=torch.uint8)
     loop = stacks.PlainVae(run, images, DEVICE)
-    task = VaeTask([run], DEVICE, images=stacks.Images(images, images))
-    task.begin_epoch(0)
+    model = VaeModel([run], DEVICE, images=stacks.Images(images, images))
+    model.begin_epoch(0)
     parameters = [*loop.encoder.parameters(), *loop.decoder.parameters()]
-    for ours, other in zip(task.parameters.values(), parameters, strict=True):
+    for ours, other in zip(model.parameters.values(), parameters, strict=True):
         assert torch.equal(ours[0], other)
 
     # both draw the category where the cumulative probability passes 0.3
@@ -73,11 +71,11 @@ def test_the_plain_vae_is_one_member_of_the_stack(monkeypatch):
 
     monkeypatch.setattr(Noise, "uniform", uniform)
     monkeypatch.setattr(plain, "drawn", drawn)
-    ours, other = task.losses(), loop.loss(images.float() / 255)
+    ours, other = model.losses()["train"], loop.loss(images.float() / 255)
     torch.testing.assert_close(ours[0], other, **CLOSE)
     pairs = (
         torch.autograd.grad(loss.sum(), list(leaves))
-        for loss, leaves in ((ours, task.parameters.values()), (other, parameters))
+        for loss, leaves in ((ours, model.parameters.values()), (other, parameters))
     )
     for gradient, expected in zip(*pairs, strict=True):
         assert expected.abs().max() > 1e-3
@@ -103,13 +101,13 @@ def test_the_plain_vae_trains_on_all_images_in_a_new_order():
 
 def test_the_plain_polynomial_knows_its_expected_loss():
     (run,) = stacks.polynomial_runs(1, stacks.QUICK)
-    stack, loop = stacks.Stack([run]), stacks.PlainPolynomial(run, DEVICE)
+    stack, loop = stacks.stack_of_task([run], DEVICE, None), stacks.PlainPolynomial(run, DEVICE)
     with torch.no_grad():
         logits = torch.randn(run.latents, 2)
-        stack.task.parameters["logits"][0] = logits
+        stack.model.parameters["logits"][0] = logits
         loop.theta.copy_(logits)
     before = loop.expected()
-    assert before == pytest.approx(stack.task.evaluate(1)["expected_loss"].item())
+    assert before == pytest.approx(stack.model.evaluate(1)["expected_loss"].item())
     for _ in range(30):
         loop.step()
     assert loop.expected() < before
@@ -177,7 +175,7 @@ class FakeStack:
 
     steps_per_epoch = 10
 
-    def __init__(self, runs, device):
+    def __init__(self, runs, device, data):
         if len(runs) > 4:
             raise torch.cuda.OutOfMemoryError
         self.runs = runs
@@ -198,7 +196,7 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
         turns.append((call.__name__, calls))
         return next(times[call.__name__])
 
-    monkeypatch.setattr(stacks, "Stack", FakeStack)
+    monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
     monkeypatch.setattr(measure, "block_seconds", block_seconds)
     setup = setup_of(tmp_path, pace=measure.Pace(3, 0.0, 1), steps=50)
     rival = stacks.Rival(step, lambda stack, metrics: [], 77)
@@ -254,7 +252,7 @@ def test_short_runs_are_repeated(tmp_path, monkeypatch, repeats, count):
     def stored_run(runs, setup):
         now[0] += 7.0
 
-    monkeypatch.setattr(stacks, "Stack", FakeStack)
+    monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
     monkeypatch.setattr(stacks, "bare_epochs", lambda stack, setup: [1.0])
     monkeypatch.setattr(stacks, "stored_run", stored_run)
     monkeypatch.setattr(stacks, "shares", lambda timelines, bare: {"rounds": len(timelines)})
@@ -291,15 +289,6 @@ def test_runs_that_do_not_finish_give_no_number(setup, monkeypatch, outcome, sta
 # targets, runs and the page
 
 
-def test_what_has_a_target_comes_first_and_is_as_long_as_in_the_paper():
-    full = stacks.FULL
-    assert (full.vae[0], full.polynomial[0]) == (160, 256)
-    assert {name: x[1] for name, x in full.whole.items()} == {"vae": 160, "polynomial": 40}
-    assert stacks.figure_runs(full) == recipes.get("polynomial-curves").runs()
-    stored = stacks.PAGE.read().rows
-    assert all(target.judged(stored)[1] != "not measured" for target in stacks.TARGETS)
-
-
 def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(quick, results):
     assert (quick.code, quick.untouched) == (0, True)
     assert [path.name for path in quick.folder.iterdir()] == ["stacks.csv"]
@@ -323,16 +312,6 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
         assert all(0 < float(row[part]) < float(row["run_seconds"]) for part in parts)
 
 
-@pytest.mark.gpu
-# of torch's own compiler
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_rehearsal_on_a_gpu(tmp_path):
-    assert stacks.BENCHMARK.main(["--quick", "--synthetic", "--output", str(tmp_path)]) == 0
-    rows = stacks.PAGE.read(tmp_path).rows
-    assert {row["gpu"] for row in rows} == {torch.cuda.get_device_name()}
-    assert all(int(row["peak_bytes"]) > 0 for row in rows if row["section"] != "overhead")
-
-
 def test_a_page_shows_what_there_is(results):
     for section in stacks.SECTIONS:
         rows = results.of(section=section)
@@ -344,40 +323,6 @@ def test_a_page_shows_what_there_is(results):
     text = stacks.PAGE.text(results)
     assert "Not measured yet." not in text
     assert max(len(line) for line in text.splitlines() if not line.startswith("|")) <= 100
-    assert stacks.scaling(results) is not None
-
-
-def test_losses_are_shown(results):
-    fast = {"seconds": "1.0", "speedup": "2.0", "overhead": "0.01", "peak_bytes": "100"}
-    rows = [row | fast for row in results.rows]
-    assert stacks.losses(pages.Results(rows)) == []
-    chosen = {(row["section"], row["provider"], row["members"]): row for row in rows}
-    chosen["vae", stacks.STACK, "1"]["speedup"] = "0.5"
-    chosen["polynomial", stacks.STACK, "3"]["peak_bytes"] = "600"
-    chosen["overhead", stacks.STACK, "2"] |= {"overhead": "0.042", "run_seconds": "20"}
-    five = chosen["vae", stacks.FIVE, "5"]
-    rows.append(dict(five) | {"provider": stacks.STACK})
-    five["seconds"] = "1.5"
-    assert stacks.losses(pages.Results(rows)) == [
-        "VAE 8x4: a stack with 1 member is slower than the plain loop (0.50x).",
-        "VAE 8x4: 5 members with five estimators take 1.50 times as long as with ReinMax alone.",
-        "polynomial 32x64, p = 2: a stack with 3 members takes 2.00 times the memory of as many "
-        "plain runs.",
-        "VAE 8x4: 4.20 % of the 20 s of a whole run of 2 members is not training.",
-    ]
-
-
-def test_a_start_is_made_up_for():
-    loop = {"seconds": "0.003"}
-    stack = {"members": "10", "seconds": "0.001", "start_seconds": "4.0"}
-    assert stacks.made_up(loop, stack) == "200 steps"
-    assert stacks.made_up(loop, stack | {"seconds": "0.003"}) == "never"
-    assert stacks.made_up(None, stack) == ""
-
-
-def test_stacks_that_fit_into_the_cache_are_named(results):
-    rows = [row | {"l2_bytes": str(9 * 2**20)} for row in results.of(section="vae")]
-    text = stacks.floor_text(rows).replace("\n", " ")
-    assert "The parameters of 2 members fit into the cache of the GPU (9 MiB)" in text
-    assert "With P = 1,083,696 and W = 679,936 these are 41.7 MB" in text
-    assert "fit into" not in stacks.floor_text(results.of(section="vae"))
+    (curves,) = (x.curves for x in stacks.pictures(results)["stack_scaling.png"])
+    assert [len(curve.x) for curve in curves] == [2, 1, 2]
+    assert "With P = 1,083,696 and W = 679,936 these are 41.7 MB" in text.replace("\n", " ")

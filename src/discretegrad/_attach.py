@@ -91,8 +91,8 @@ def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def _apply(*args: Any) -> Tensor:
-    function = _Attach if compiling() or transforming() else _AttachEager
-    sample: Tensor = apply_fast(function)(*args)[0]
+    apply = _Attach.apply if compiling() or transforming() else _apply_eager
+    sample: Tensor = apply(*args)[0]
     return sample
 
 
@@ -146,6 +146,10 @@ class _AttachEager(torch.autograd.Function):
         ctx.save_for_backward(anchor, draw, *saved)
         ctx.set_materialize_grads(False)
         return make_sample(logits, draw), anchor
+
+
+# see apply_fast
+_apply_eager: Callable[..., Any] = super(torch.autograd.Function, _AttachEager).apply
 
 
 def estimate(

@@ -72,11 +72,12 @@ set_checks(os.environ.get("DISCRETEGRAD_CHECKS", "auto"))  # type: ignore[arg-ty
 
 def values_are_checked(x: Tensor) -> bool:
     """Whether reading the values of ``x`` is possible here and wanted."""
-    if _mode == "never" or compiling() or transforming():
+    # the cheap questions first: a call on a GPU asks this several times
+    if _mode == "never" or (_mode == "auto" and not x.is_cpu):
         return False
     if type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    return _mode == "always" or x.device.type == "cpu"
+    return not (compiling() or transforming())
 
 
 def check_logits(name: str, logits: Tensor) -> None:
@@ -246,9 +247,9 @@ def warn_of_small_tau(name: str, tau: float, least: float) -> None:
     """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
     if isinstance(tau, (int, float)) and 0 < tau < least and _mode != "never" and not compiling():
         warnings.warn(
-            f"{name}: tau={tau:g} is unusual. Here tau tempers the gradient only, never the draw: "
-            f"a small one makes the gradient vanish or explode instead of reducing its bias, as it "
-            f"would for gumbel_softmax. Start with tau=1, and tune it between 0.7 and 2.",
+            f"{name}: tau={tau:g} is unusual. A small tau makes gumbel_softmax less biased, but "
+            f"not {name}: here it tempers the gradient only, which is exact for the simplest f at "
+            f"tau=1. Start with tau=1, and tune it between 0.7 and 2.",
             stacklevel=5,
         )
 

@@ -74,8 +74,8 @@ class Estimator:
         return self  # immutable, and so is all it holds
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by name: the file that its function is in has it as ROW
-        return _row_of, (self.function.__module__,)
+        # the file that its function is in has it as ROW
+        return _row_of, (self.function.__module__, self.name)
 
     @property
     def needs_grad_f(self) -> bool:
@@ -100,8 +100,10 @@ class Estimator:
         )
 
 
-def _row_of(module: str) -> Estimator:
+def _row_of(module: str, name: str) -> Estimator:
     row: Estimator = import_module(module).ROW
+    if row.name != name:
+        raise ValueError(f"expected {module} to hold the row {name!r} as ROW, got {row.name!r}")
     return row
 
 

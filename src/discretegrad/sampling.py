@@ -15,6 +15,7 @@ from ._attach import Vjp, attach_sample
 from ._checks import check_noise, warn_of_small_tau
 from ._types import Backend, Call, Method, Temperature
 from .families import Family, FamilyLike, Variables, get_family
+from .kernels import samplers
 from .kernels.dispatch import choose_backend
 from .select import Handle
 
@@ -84,8 +85,6 @@ def sample(rule: Rule, request: Request) -> Tensor:
 def index_form(rule: Rule, request: Request) -> tuple[Tensor, Handle]:
     """The drawn categories, and a handle that carries their gradient to ``select``."""
     if _uses_kernel(rule, request):
-        from .kernels import samplers
-
         assert rule.kernel is not None
         return samplers.index_form(_call(rule, request), rule.kernel)
     draw = draw_for(rule, request)

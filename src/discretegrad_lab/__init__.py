@@ -11,38 +11,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .report.folder import write_report as write_report
-    from .runs.execute import execute as execute
-    from .runs.execute import stack_of_task as stack_of_task
-    from .runs.listener import Listener as Listener
-    from .runs.listener import Outcome as Outcome
-    from .runs.plan import estimate as estimate
-    from .runs.store import Saved as Saved
-    from .runs.store import Status as Status
-    from .runs.store import Store as Store
-    from .stack.config import Run as Run
-    from .stack.layers import Linear as Linear
-    from .stack.layers import generators as generators
-    from .stack.layers import mlp as mlp
-    from .stack.lines import LINES as LINES
-    from .stack.lines import Line as Line
-    from .stack.model import Group as Group
-    from .stack.model import Model as Model
-    from .stack.noise import Noise as Noise
-    from .stack.sampler import Sampler as Sampler
-    from .stack.schedules import Schedule as Schedule
-    from .stack.trainer import Stack as Stack
-    from .tasks import load_recipes as load_recipes
-    from .tasks import recipe as recipe
-    from .tasks import recipes as recipes
-    from .tasks import task as task
-    from .tasks.base import Metric as Metric
-    from .tasks.base import Recipe as Recipe
-    from .tasks.base import Task as Task
+    from .report.folder import write_report
+    from .runs.execute import StackOptions, execute, stack_of_task
+    from .runs.listener import Listener, Outcome
+    from .runs.plan import estimate
+    from .runs.store import Saved, Status, Store
+    from .stack.config import Run
+    from .stack.layers import Linear, generators, mlp
+    from .stack.lines import LINES, Line
+    from .stack.model import Group, Model
+    from .stack.noise import Noise
+    from .stack.sampler import Sampler
+    from .stack.schedules import Schedule
+    from .stack.trainer import Stack
+    from .tasks import load_recipes, recipe, recipes, task
+    from .tasks.base import Metric, Recipe, Task
+
+__all__ = [
+    "LINES", "Group", "Line", "Linear", "Listener", "Metric", "Model", "Noise", "Outcome", "Recipe",
+    "Run", "Sampler", "Saved", "Schedule", "Stack", "StackOptions", "Status", "Store", "Task",
+    "estimate", "execute", "generators", "load_recipes", "mlp", "recipe", "recipes",
+    "stack_of_task", "task", "write_report",
+]  # fmt: skip
 
 _MODULES = {
     ".report.folder": ("write_report",),
-    ".runs.execute": ("execute", "stack_of_task"),
+    ".runs.execute": ("StackOptions", "execute", "stack_of_task"),
     ".runs.listener": ("Listener", "Outcome"),
     ".runs.plan": ("estimate",),
     ".runs.store": ("Saved", "Status", "Store"),
@@ -58,8 +52,6 @@ _MODULES = {
     ".tasks.base": ("Metric", "Recipe", "Task"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

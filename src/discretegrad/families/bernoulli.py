@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from .. import kernels
 from .._checks import check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
@@ -180,9 +181,7 @@ class Bernoulli(Family):
         self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
     ) -> Tensor:
         """See ``kernels.samplers``."""
-        from ..kernels import samplers
-
-        return samplers.bits(call, method, given)
+        return kernels.samplers.bits(call, method, given)
 
 
 def take_less_likely(point: Tensor, uniform: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from .. import kernels
 from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
@@ -70,7 +71,7 @@ class Categorical(Family):
             tau = tau.to(logits.device, dtype).broadcast_to(row_shape).movedim(dim, -1)
         if dim not in (-1, logits.ndim - 1):
             logits = logits.movedim(dim, -1)
-        return Variables(logits, softmax(logits.detach().to(dtype).contiguous()), tau, dim)
+        return Variables(logits, softmax(_constant(logits, dtype)), tau, dim)
 
     def check_values(self, name: str, variables: Variables) -> None:
         """No row holds NaN or +inf, and every row allows some category."""
@@ -148,7 +149,7 @@ class Categorical(Family):
 
     def natural(self, variables: Variables) -> Tensor:
         """Logits minus their row's maximum."""
-        fixed = variables.logits.detach().to(variables.point.dtype).contiguous()
+        fixed = _constant(variables.logits, variables.point.dtype)
         return fixed - fixed.amax(-1, keepdim=True)
 
     def point(self, natural: Tensor) -> Tensor:
@@ -264,9 +265,14 @@ class Categorical(Family):
         self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
     ) -> Tensor:
         """See ``kernels.samplers``."""
-        from ..kernels import samplers
+        return kernels.samplers.one_hot(call, method, given, seed)
 
-        return samplers.one_hot(call, method, given, seed)
+
+def _constant(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Without their graph, contiguous, in the dtype of the computation."""
+    fixed = logits.detach()
+    # torch takes its time to find that a cast changes nothing
+    return (fixed if fixed.dtype == dtype else fixed.to(dtype)).contiguous()
 
 
 def _invert(cumulative: Tensor, place: Tensor) -> Tensor:

@@ -179,20 +179,8 @@ def _(hidden: Tensor, head: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_gradient_operator.register_fake
-def _(
-    g: Tensor,
-    hidden: Tensor,
-    head: Tensor,
-    table: Tensor,
-    index: Tensor,
-    kept: Tensor,
-    seeds: Tensor,
-    method: str,
-    tau: float,
-    gap: float,
-    needs_hidden: bool,
-    needs_head: bool,
-) -> tuple[Tensor, Tensor]:
+def _(g: Tensor, hidden: Tensor, head: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, needs_hidden, needs_head = rest
     return (
         torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0),
         torch.empty_like(head) if needs_head else head.new_empty(0),

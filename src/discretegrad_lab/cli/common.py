@@ -2,11 +2,15 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ..tasks import EXAMPLE
 
@@ -69,7 +73,7 @@ def command(group: typer.Typer, name: str, *lines: str) -> Callable[[_Function],
 
 
 RECIPE = "A name that `discretegrad list` shows, or a Python file that defines RECIPE or RECIPES."
-Recipes = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE]...", help=RECIPE)]
+Recipes = Annotated[list[str] | None, typer.Argument(metavar="RECIPE", help=RECIPE)]
 Seeds = Annotated[
     str | None,
     typer.Option(
@@ -177,6 +181,16 @@ def tell(reasons: Sequence[str]) -> None:
         typer.echo(f"discretegrad: {reason}", err=True)
     if len(reasons) > _REASONS:
         typer.echo(f"discretegrad: and {len(reasons) - _REASONS:,} more", err=True)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int) -> None:
+    """Print texts in columns, the first ``left`` of them flush left; empty headings stay out."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(headings))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    Console().print(table)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from ..tasks import EXAMPLE_DATA
 from . import common
-from .arguments import suggestion
+from .selection import suggestion
 
 data_app = typer.Typer(
     help="Fetch and check data sets.",
@@ -67,13 +64,12 @@ def check(names: Names = None, directory: common.DataDirectory = None) -> None:
         if not names:
             chosen |= dict.fromkeys(file.data_set for file in states if file.state != "missing")
         files = [file for file in states if file.data_set in chosen]
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for heading in ("data set", "file", "state", "where"):
-            table.add_column(heading, overflow="fold")
-        for file in files:
-            where = "" if file.path is None else f"{file.path} {file.reason}".strip()
-            table.add_row(*map(Text, (file.data_set, file.file, file.state, where)))
-        Console().print(table)
+        places = ("" if x.path is None else f"{x.path} {x.reason}".strip() for x in files)
+        rows = [
+            (file.data_set, file.file, file.state, place)
+            for file, place in zip(files, places, strict=True)
+        ]
+        common.print_table(("data set", "file", "state", "where"), rows, left=4)
         bad = dict.fromkeys(file.data_set for file in files if file.state != "ok")
         if bad:
             raise common.Refused(

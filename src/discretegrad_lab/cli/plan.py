@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..watch.words import duration, many, size
 from . import common
-from .arguments import find_device
+from .selection import find_device
 
 if TYPE_CHECKING:
     from ..runs.plan import Estimate
@@ -28,7 +26,7 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     device = wanted.options["device"]
     device = find_device("auto") if device == "auto" else device
     with common.checking_input():
-        largest = wanted.options["largest_stack"]
+        largest = wanted.options["stacks"].largest_stack
         plan = estimate(wanted.runs, wanted.store, device=device, largest_stack=largest)
     seconds, notes = time_of(wanted, plan, device)
     try:
@@ -38,12 +36,8 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     if events is not None:
         events.event("estimate", device=device, **_fields(plan), seconds=seconds, notes=notes)
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stack")
-    for heading in ("members", "from epoch", "steps", "memory", "time"):
-        table.add_column(heading, justify="right")
-    for stack in plan.stacks:
-        table.add_row(
+    rows = [
+        (
             _label(stack.runs),
             f"{len(stack.runs):,}",
             f"{stack.epoch}",
@@ -51,9 +45,11 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
             size(stack.bytes),
             "?" if stack.seconds is None else duration(stack.seconds),
         )
-    console = Console()
-    if plan.stacks:
-        console.print(table)
+        for stack in plan.stacks
+    ]
+    if rows:
+        headings = ("stack", "members", "from epoch", "steps", "memory", "time")
+        common.print_table(headings, rows, left=1)
     time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
     lines = [
         f"{wanted.name} on {device}: {many(plan.members, 'run')} to train in "
@@ -65,7 +61,7 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
         *plan.damaged.values(),
     ]
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        Console().print(Text(line), soft_wrap=True)
 
 
 def time_of(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | None, list[str]]:

@@ -141,7 +141,8 @@ def _to_report(
         if not stored:
             raise ValueError(
                 f"expected stored runs in {store.root}, or results in {results}, got none that "
-                "fit; train a recipe with `discretegrad run`, or say where the runs are with --runs"
+                "fit; train a recipe with `discretegrad run`, say where the runs are with --runs, "
+                "or name the Python file whose task they are of"
             )
 
 

@@ -15,9 +15,8 @@ import typer
 
 from ..tasks import EXAMPLE
 from . import common
-from .arguments import find_device, parse_budget
-from .machine import ROOM
-from .selection import Selection
+from .doctor import ROOM
+from .selection import Selection, find_device, parse_budget
 
 if TYPE_CHECKING:
     from ..runs.listener import Listener, Outcome
@@ -87,6 +86,7 @@ def run(
     again at any time, and in several terminals at once.
     """
     from ..runs import cluster, execute
+    from ..runs.execute import StackOptions
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
     from ..watch.tensorboard import EventFiles
@@ -110,7 +110,7 @@ def run(
                     "device": _device(device, engine),
                     "data": data,
                     "budget": None if budget is None else parse_budget(budget),
-                    "largest_stack": largest_stack,
+                    "stacks": StackOptions(largest_stack),
                 },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
@@ -177,7 +177,7 @@ class Wanted:
     runs: "list[Run]"
     store: "Store"
     options: dict[str, Any]
-    """Of ``execute``, on a device as on a cluster: device, data, budget and largest_stack."""
+    """Of ``execute``, on a device as on a cluster: device, data, budget and stacks."""
 
     @property
     def name(self) -> str:
@@ -216,16 +216,18 @@ def _shown(
     """Whoever shows the progress: nobody, JSON lines, a board on a terminal, or plain lines."""
     from rich.console import Console
 
-    from ..watch.board import Board
-    from ..watch.lines import Lines
+    from ..watch.board import Board, Log
 
+    console = Console(stderr=True)
     if quiet:
         yield []
-        return
-    console = Console(stderr=True)
-    board = Board(console, wanted.options["budget"]) if console.is_terminal else Lines(sys.stderr)
-    with events or board as listener:
-        yield [listener]
+    elif events is not None:
+        yield [events]
+    elif console.is_terminal:
+        with Board(console, wanted.options["budget"]) as board:
+            yield [board]
+    else:
+        yield [Log(sys.stderr)]
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Text in rows; the first column names the row."""
 
     title: str
@@ -124,7 +124,7 @@ class Verdict:
         return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
 
 
-Item: TypeAlias = Figure | Table | Verdict
+Item: TypeAlias = Figure | TextTable | Verdict
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class Section:
         return [item for item in self.items if isinstance(item, Figure)]
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Its tables alone."""
-        return [item for item in self.items if isinstance(item, Table)]
+        return [item for item in self.items if isinstance(item, TextTable)]
 
     @property
     def verdicts(self) -> list[Verdict]:

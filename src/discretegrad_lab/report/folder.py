@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, str]:
         REPORT: to_markdown(whole),
         TABLE: entries_csv(entries(of_results(results, folder), results)),
         CLAIMS: verdicts_csv(whole),
-        PAGE: to_html(page([whole])),
+        PAGE: to_html(page(whole)),
     }
 
 

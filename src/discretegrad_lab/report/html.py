@@ -7,13 +7,33 @@ A script draws the curves; without JavaScript there are the last values, tables 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from .document import LARGEST, Curve, Figure, Page, Section, Table, Verdict, usable
-from .strokes import dashes, ink, mark
+from .document import LARGEST, Curve, Figure, Page, Section, TextTable, Verdict, usable
+
+# the page's backgrounds, also in page.html; lines keep a contrast of 3 to 1 to them
+LIGHT, DARK = "#ffffff", "#14171b"
+_CONTRAST = 3.0
+
+# shapes around the point 0 0
+MARKS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z",  # circle
+    "M-3.5 -3.5H3.5V3.5H-3.5Z",  # square
+    "M0 -4.8L4.6 3.2H-4.6Z",  # triangle
+    "M0 -5L5 0L0 5L-5 0Z",  # diamond
+    "M0 4.8L4.6 -3.2H-4.6Z",  # triangle that points down
+    "M-1.5 -4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z",  # plus
+    "M-4.5 -2.5L-2.5 -4.5L0 -2L2.5 -4.5L4.5 -2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0Z",
+    "M0 -4.8L4.6 -1.5L2.8 3.9H-2.8L-4.6 -1.5Z",  # pentagon
+    "M0 -5.5L1.3 -1.8H5.2L2.1 .6L3.2 4.4L0 2.1L-3.2 4.4L-2.1 .6L-5.2 -1.8H-1.3Z",  # star
+    "M-4.8 0L3.2 -4.6V4.6Z",  # triangle that points left
+    "M4.8 0L-3.2 -4.6V4.6Z",  # triangle that points right
+)
+_GROUPS = {Figure: ("div", "figures"), TextTable: ("div", "tables"), Verdict: ("ul", "verdicts")}
+"""The element around items of a kind, and its class."""
 
 
 def to_html(page: Page) -> str:
@@ -23,31 +43,24 @@ def to_html(page: Page) -> str:
     parts = {
         "title": escape(page.title),
         "introduction": _paragraphs(page.introduction),
-        "contents": _contents(page.sections),
         "sections": "\n".join(sections),
-        "figures": _json([_data(figure) for figure in figures]),
+        # JSON that cannot end the script element around it
+        "figures": json.dumps([_data(x) for x in figures], allow_nan=False, separators=(",", ":"))
+        .replace("<", r"\u003c")
+        .replace(">", r"\u003e")
+        .replace("&", r"\u0026"),
     }
     template = files(__package__).joinpath("page.html").read_text("utf-8")
     # in one pass: what is put in is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
-def _contents(sections: Sequence[Section]) -> str:
-    if len(sections) < 2:
-        return ""
-    entries = "".join(
-        f'<li><a href="#section-{n}">{escape(section.heading)}</a></li>'
-        for n, section in enumerate(sections, 1)
-    )
-    return f'<nav aria-label="Contents"><ul>{entries}</ul></nav>'
-
-
 def _section(number: int, section: Section, figures: list[Figure]) -> str:
     """The section; its figures are appended to ``figures``, whose order the script relies on."""
-    name = f"section-{number}"
+    place = f"section-{number}"
     parts = [
-        f'<section id="{name}" aria-labelledby="{name}-heading">',
-        f'<h2 id="{name}-heading">{escape(section.heading)}</h2>',
+        f'<section id="{place}" aria-labelledby="{place}-heading">',
+        f'<h2 id="{place}-heading">{escape(section.heading)}</h2>',
         _paragraphs(section.text),
     ]
     for kind, items in groupby(section.items, key=type):
@@ -57,12 +70,11 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
                 figures.append(item)
                 inside.append(_figure(item, f"figure-{len(figures)}"))
             else:
-                inside.append(_table(item) if isinstance(item, Table) else _verdict(item))
-        tag = "div"
+                inside.append(_table(item) if isinstance(item, TextTable) else _verdict(item))
         if kind is Verdict:
-            tag = "ul"
             parts += ["<h3>Claims</h3>", f'<div class="rule">{_paragraphs(section.rule)}</div>']
-        parts += [f'<{tag} class="{kind.__name__.lower()}s">', *inside, f"</{tag}>"]
+        tag, name = _GROUPS[kind]
+        parts += [f'<{tag} class="{name}">', *inside, f"</{tag}>"]
     return "\n".join([*parts, "</section>"])
 
 
@@ -84,7 +96,7 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.headings)
     kinds = [' class="number"' if _numeric(column) else "" for column in columns]
     head = "".join(
@@ -144,10 +156,11 @@ def _figure(figure: Figure, name: str) -> str:
 
 def _entry(curve: Curve, value: str, interval: str) -> str:
     """One line of the legend; the script makes it a switch."""
+    dashes = f' stroke-dasharray="{curve.dash}"' if curve.dash else ""
     return (
         f'<li><button type="button" aria-pressed="true" disabled style="{ink(curve)}">'
         '<svg class="swatch" width="34" height="12" aria-hidden="true">'
-        f'<path class="curve" d="M1 6H33"{dashes(curve)}/>'
+        f'<path class="curve" d="M1 6H33"{dashes}/>'
         f'<path class="mark" d="{mark(curve)}" transform="translate(17 6)"/></svg>'
         f'<span class="name">{escape(curve.name)}</span> <span class="value">{value}</span> '
         f'<span class="interval">{interval}</span></button></li>'
@@ -202,7 +215,34 @@ def _rounded(value: float | None) -> float | None:
     return float(f"{value:.7g}") if abs(value) * LARGEST > 1 else 0.0
 
 
-def _json(document: object) -> str:
-    """JSON that cannot end the script element around it."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+def mark(curve: Curve) -> str:
+    """The shape that tells a curve from its neighbours, whatever its colour."""
+    return MARKS[curve.mark % len(MARKS)]
+
+
+def ink(curve: Curve) -> str:
+    """The colour of a curve on either background, as a style."""
+    return f"--ink:light-dark({visible(curve.colour, LIGHT)},{visible(curve.colour, DARK)})"
+
+
+def visible(colour: str, background: str) -> str:
+    """The colour, moved away from the background until their contrast is that of WCAG."""
+    mixed, ground = rgb(colour), rgb(background)
+    target = 0.0 if luminance(ground) > 0.5 else 255.0
+    for percent in range(0, 101, 5):
+        mixed = [c + (target - c) * percent / 100 for c in rgb(colour)]
+        dark, light = sorted((luminance(mixed), luminance(ground)))
+        if (light + 0.05) / (dark + 0.05) >= _CONTRAST:
+            break
+    return "#" + "".join(f"{round(c):02x}" for c in mixed)
+
+
+def rgb(colour: str) -> list[float]:
+    """Red, green and blue from 0 to 255."""
+    return [float(int(colour[i : i + 2], 16)) for i in (1, 3, 5)]
+
+
+def luminance(colour: Iterable[float]) -> float:
+    """How bright red, green and blue are together, from 0 to 1, by WCAG."""
+    linear = [c / 3294.6 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

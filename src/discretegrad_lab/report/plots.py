@@ -37,33 +37,27 @@ _STYLE: Any = {
 }
 _WIDTH = 1.6  # of lines, in points
 _DPI = 150
+_COLUMNS = 3  # panels side by side
 _DOTS = 3  # for a pixel of a picture
-_MARKS = "os^DvPXp*<>"  # the shapes of drawing.MARKS
+_MARKS = "os^DvPXp*<>"  # the shapes of html.MARKS
 
 
 def draw(
-    figures: Sequence[Figure],
-    path: Path | str,
-    *,
-    columns: int = 3,
-    metadata: Mapping[str, str] | None = None,
+    figures: Sequence[Figure], path: Path | str, *, metadata: Mapping[str, str] | None = None
 ) -> None:
     """One panel for each figure, with one legend for them all.
 
     Args:
         figures: Those of a report; their captions stay out.
         path: The PNG file to write.
-        columns: Panels side by side.
         metadata: Texts to store in the file, such as what the picture was made from.
 
     Raises:
-        ValueError: If there is no figure, or no column.
+        ValueError: If there is no figure.
     """
     if not figures:
         raise ValueError("expected at least one figure, got none")
-    if columns < 1:
-        raise ValueError(f"expected at least one column, got {columns}")
-    columns = min(columns, len(figures))
+    columns = min(_COLUMNS, len(figures))
     rows = math.ceil(len(figures) / columns)
     entries = {
         (curve.name, curve.colour, curve.dash, _mark(curve)): curve.name

@@ -1,6 +1,4 @@
-"""A report put together from results: curves, tables and verdicts of one recipe or of several."""
-
-from collections.abc import Sequence
+"""A report put together from results: curves, tables and verdicts."""
 
 from ..tasks.evidence import Results
 from .document import Item, Page, Section
@@ -22,15 +20,15 @@ def section(reading: Reading, results: Results) -> Section:
     return Section(reading.heading, _state(reading, results), tuple(items), rule)
 
 
-def page(sections: Sequence[Section], title: str = "discretegrad: results") -> Page:
-    """A page with several sections."""
+def page(section: Section) -> Page:
+    """A page of one section."""
     introduction = "Bands and ± are 95 % intervals of the mean by Student's t over runs."
-    if any(part.verdicts for part in sections):
+    if section.verdicts:
         introduction = (
             "Published numbers and claims beside ours; the recipes of the lab reproduce Liu et al. "
             f"2023, arXiv:2304.08612. {introduction}"
         )
-    return Page(title, introduction, tuple(sections))
+    return Page("discretegrad: results", introduction, (section,))
 
 
 def _state(reading: Reading, results: Results) -> str:

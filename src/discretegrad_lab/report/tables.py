@@ -6,12 +6,12 @@ from typing import Any
 
 from ..tasks.base import Metric
 from ..tasks.evidence import NEAR, decimal
-from .document import Table
+from .document import TextTable
 from .entries import DASH, Entry
 from .reading import TUNED, Reading
 
 
-def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[Table]:
+def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[TextTable]:
     """A table for each metric and combination of panels."""
     groups: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in cells:
@@ -32,7 +32,7 @@ def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[Table]:
             yield _tall(reading, title, inside)
 
 
-def _published(reading: Reading, cells: Sequence[Entry]) -> Table:
+def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
     metric = cells[0].metric
     table = reading.published[metric.name]
     rows = []
@@ -68,10 +68,12 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> Table:
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
     headings = ("", "published", "ours", "runs", "difference", "p", "verdict", *TUNED.values())
-    return Table(f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes))
+    return TextTable(
+        f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes)
+    )
 
 
-def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
+def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     """The estimators are the rows."""
     metric = cells[0].metric
     known = metric.optimum is not None
@@ -98,10 +100,10 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
     headings += [f"% {side} optimum", f"{unit} to {near}"] if known else []
     headings += ["runs", *TUNED.values()]
     caption = " ".join(filter(None, (f"{caption}.", reading.note)))
-    return Table(title, caption, tuple(headings), tuple(rows), tuple(_lost(reading, cells)))
+    return TextTable(title, caption, tuple(headings), tuple(rows), tuple(_lost(reading, cells)))
 
 
-def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
+def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     """The settings are the rows, with a column for each estimator."""
     metric = cells[0].metric
     rows: dict[str, list[str]] = {}
@@ -136,7 +138,7 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> Table:
     caption = f"{what}: mean ± half the 95 % interval over {number} runs."
     if alike:
         caption += f" All with {', '.join(alike)}."
-    return Table(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
+    return TextTable(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
 
 
 def _distinct(texts: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ def show(section: Section, console: Console) -> None:
         say(verdict.evidence, "dim")
 
 
-def _blocks(table: document.Table, width: int) -> Iterator[list[int]]:
+def _blocks(table: document.TextTable, width: int) -> Iterator[list[int]]:
     """The columns of a table in as many blocks as the width asks for, each with the first one."""
     block, used = [0], _needed(table, 0) + 4
     for column in range(1, len(table.headings)):
@@ -57,7 +57,7 @@ def _blocks(table: document.Table, width: int) -> Iterator[list[int]]:
     yield block
 
 
-def _needed(table: document.Table, column: int) -> int:
+def _needed(table: document.TextTable, column: int) -> int:
     """The width of a column whose heading may be broken between words."""
     words = table.headings[column].split() or [""]
     return max(map(len, (*words, *(row[column] for row in table.rows))))

@@ -22,6 +22,7 @@ import torch
 from ..stack.config import Run
 from .connection import check_address, connected, import_ray, lost, resources
 from .desk import Desk
+from .execute import STACK_OPTIONS, StackOptions
 from .listener import Listener, Outcome
 from .plan import Estimate
 from .signals import stop_signals
@@ -44,14 +45,13 @@ def execute(
     device: torch.device | str = "cpu",
     data: Path | None = None,
     budget: float | None = None,
-    largest_stack: int | None = None,
-    checkpoint_every: float | None = None,
+    stacks: StackOptions = STACK_OPTIONS,
     listener: Listener | None = None,
 ) -> Outcome:
     """Train every run that is not done on a Ray cluster, as ``execute.execute`` does on a device.
 
     A stack takes a GPU, or a processor core if the device is the CPU. As many stacks as there are
-    of these are made, or more if memory or ``largest_stack`` ask for it; they are trained side by
+    of these are made, or more if memory or ``stacks`` ask for it; they are trained side by
     side. A listener is told about one stack at a time: when it is the turn of another one that has
     started before, its method ``stack_again``, or else ``stack_started``, is called once more.
 
@@ -64,8 +64,7 @@ def execute(
         device: ``cpu``, ``cuda``, or ``auto``, which is cuda if the cluster has a GPU.
         data: The directory of the data sets, on every node.
         budget: Seconds after which to save and stop.
-        largest_stack: The most members of a stack.
-        checkpoint_every: Seconds between checkpoints.
+        stacks: How stacks are made and saved.
         listener: Is told what happens.
 
     Raises:
@@ -85,9 +84,8 @@ def execute(
         place = Place(
             Path(root).absolute(),
             kind,
-            largest_stack,
             data and data.absolute(),
-            checkpoint_every,
+            stacks,
             files=_user_files(configs),
         )
         job = _Job(ray, configs, place, listener)

@@ -3,13 +3,12 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..stack.config import Run
 from ..stack.trainer import EpochAbandoned, Stack
@@ -21,33 +20,23 @@ from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
 from .signals import stop_signals
 from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
 
-
-class TrainedStack(Protocol):
-    """What is needed of ``discretegrad_lab.stack.trainer.Stack``."""
-
-    runs: tuple[Run, ...]
-    epoch: int
-    epochs: int
-    steps_per_epoch: int
-    diverged: Tensor
-
-    def advance(self, stop: Callable[[], bool] | None = None) -> dict[str, list[float]]:
-        """Train for an epoch; metrics by name, a number for each member.
-
-        Raises ``EpochAbandoned``, with ``epoch`` as it was, if ``stop`` says so between two steps.
-        """
-
-    def state(self, member: int) -> dict[str, Tensor]:
-        """All that a member needs to go on, as copies that training does not change."""
-
-    def states(self) -> Sequence[dict[str, Tensor]]:
-        """``state`` of every member."""
-
-    def load_state(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """The reverse."""
+MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
 
 
-MakeStack = Callable[[Sequence[Run], torch.device, Path | None], TrainedStack]
+class StackOptions(NamedTuple):
+    """How runs are put into stacks, and how often those are saved."""
+
+    largest_stack: int | None = None
+    """The most members of a stack; by default as many as fit."""
+    checkpoint_every: float | None = None
+    """Seconds between checkpoints; by default as many as keep their cost below 2 % of the time."""
+    make_stack: MakeStack | None = None
+    """Makes a stack; that of the runs' task by default."""
+    bytes_per_member: Callable[[Run], int] | None = None
+    """Device memory of one member; asks the task by default."""
+
+
+STACK_OPTIONS = StackOptions()
 
 
 def execute(
@@ -57,12 +46,9 @@ def execute(
     device: torch.device | str = "cpu",
     budget: float | None = None,
     data: Path | None = None,
-    largest_stack: int | None = None,
-    checkpoint_every: float | None = None,
+    stacks: StackOptions = STACK_OPTIONS,
     listener: Listener | None = None,
     announce: Callable[[str], None] | None = None,
-    make_stack: MakeStack | None = None,
-    bytes_per_member: Callable[[Run], int] | None = None,
 ) -> Outcome:
     """Train every run that is not done and not in the hands of another process.
 
@@ -76,14 +62,10 @@ def execute(
             be saved, in time. If it does not end in time, it is given up where everything before
             it is saved.
         data: The directory of the data sets.
-        largest_stack: The most members of a stack; by default as many as fit.
-        checkpoint_every: Seconds between checkpoints; by default as many as keep their cost below
-            2 % of the time.
+        stacks: How stacks are made and saved.
         listener: Is told what happens.
         announce: Is told the name of the first signal at once, in its handler, so it should do
             hardly more than ``os.write``.
-        make_stack: Makes a stack; that of the runs' task by default.
-        bytes_per_member: Device memory of one member; asks the task by default.
 
     Raises:
         ValueError: If an argument is wrong, or a newer version wrote the stored runs.
@@ -91,19 +73,12 @@ def execute(
     """
     if budget is not None and not budget > 0:
         raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
-    check_largest(largest_stack)
-    if checkpoint_every is not None and not checkpoint_every >= 0:
-        raise ValueError(f"expected seconds as checkpoint_every, got {checkpoint_every}")
-    started = time.perf_counter()
-    work = _Work(
-        store,
-        Fit(check_device(device), largest_stack, bytes_per_member or memory_of),
-        data,
-        math.inf if budget is None else started + budget,
-        checkpoint_every,
-        listener or Listener(),
-        make_stack or stack_of_task,
-    )
+    check_largest(stacks.largest_stack)
+    if stacks.checkpoint_every is not None and not stacks.checkpoint_every >= 0:
+        raise ValueError(f"expected seconds as checkpoint_every, got {stacks.checkpoint_every}")
+    deadline = math.inf if budget is None else time.perf_counter() + budget
+    fit = Fit(check_device(device), stacks.largest_stack, stacks.bytes_per_member or memory_of)
+    work = _Work(store, fit, data, deadline, stacks, listener or Listener())
     work.look(runs)
     with stop_signals(announce) as caught, Writer() as work.writer:
         work.caught = caught
@@ -129,7 +104,7 @@ class _Member:
 class _Work:
     """One call of ``execute``."""
 
-    writer: "Writer"
+    writer: Writer
     caught: list[str]
 
     def __init__(
@@ -138,13 +113,12 @@ class _Work:
         fit: Fit,
         data: Path | None,
         deadline: float,
-        checkpoint_every: float | None,
+        stacks: StackOptions,
         listener: Listener,
-        make_stack: MakeStack,
     ) -> None:
         self.store, self.fit, self.data = store, fit, data
-        self.deadline, self.checkpoint_every = deadline, checkpoint_every
-        self.listener, self.make_stack = listener, make_stack
+        self.deadline, self.checkpoint_every = deadline, stacks.checkpoint_every
+        self.listener, self.make_stack = listener, stacks.make_stack or stack_of_task
         self.stopped_by: str | None = None
         self.abandoned = False
         self.building = 0.0
@@ -294,7 +268,7 @@ class _Work:
             "from_epoch": epoch,
         }
         members = [
-            _Member(run, old.metrics, [*old.environment, here], old.seconds)
+            _Member(run, old.metrics, [*old.environment, here], old.status.seconds)
             if (old := saved.get(run))
             else _Member(run, [], [here], 0.0)
             for run in stack.runs
@@ -313,9 +287,7 @@ class _Work:
         self._loop(stack, members, until, pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
-    def _loop(
-        self, stack: TrainedStack, members: Sequence[_Member], until: int, pace: "Pace"
-    ) -> None:
+    def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:
         saved_at = stack.epoch
         last = time.perf_counter()
 
@@ -354,7 +326,7 @@ class _Work:
                 if member.run in self.pending:
                     self.pending[member.run] = stack.epoch
 
-    def _save(self, stack: TrainedStack, members: Sequence[_Member], pace: "Pace") -> None:
+    def _save(self, stack: Stack, members: Sequence[_Member], pace: Pace) -> None:
         """Hand a checkpoint of all members to the writer; a final one gives the claims up too."""
         began = time.perf_counter()
         self.writer.wait()
@@ -385,7 +357,7 @@ class _Work:
         try:
             self.store.save(run, saved)
             if saved.status.done:
-                (self.finished if saved.diverged_step is None else self.diverged).add(run)
+                (self.finished if saved.status.state == "finished" else self.diverged).add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
         finally:

@@ -106,10 +106,7 @@ class Fit:
     """How many runs make a stack."""
 
     def __init__(
-        self,
-        device: torch.device,
-        largest: int | None,
-        bytes_per_member: Callable[[Run], int],
+        self, device: torch.device, largest: int | None, bytes_per_member: Callable[[Run], int]
     ) -> None:
         self.device, self.bytes_per_member = device, bytes_per_member
         self._largest = min(largest or _most_claims(), _most_claims())

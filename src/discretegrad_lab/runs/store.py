@@ -35,17 +35,9 @@ from .disk import (
 from .files import nearest_directory
 
 __all__ = [
-    "FORMAT",
-    "DamagedRun",
-    "Environment",
-    "Metrics",
-    "NewerStore",
-    "Saved",
-    "State",
-    "Status",
-    "Store",
-    "StoreError",
-]
+    "FORMAT", "DamagedRun", "Environment", "Metrics", "NewerStore", "Saved", "State", "Status",
+    "Store", "StoreError",
+]  # fmt: skip
 
 Metrics = list[dict[str, float]]
 """A row for each epoch, which is the entry ``epoch``."""
@@ -88,21 +80,6 @@ class Saved:
     environment: Environment
     state: Mapping[str, Tensor]
     """What is needed to go on."""
-
-    @property
-    def epoch(self) -> int:
-        """How many epochs are done."""
-        return self.status.epoch
-
-    @property
-    def seconds(self) -> float:
-        """Of training so far."""
-        return self.status.seconds
-
-    @property
-    def diverged_step(self) -> int | None:
-        """The first step whose loss was not finite."""
-        return self.status.diverged_step
 
 
 class Store:
@@ -159,23 +136,18 @@ class Store:
         """
         saved = self._load(run, decode=True)
         if saved is None:
-            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
+            raise _never_saved(run)
         return saved
 
     def metrics(self, run: Run) -> Metrics:
         """Those of a run, without reading its checkpoint; raises as ``load`` does."""
-        stored = read(self.directory(run), "config", "metrics")
-        if stored is None:
-            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
-        _check_config(self.directory(run), run, stored[1]["config"])
-        return _rows(stored[1]["metrics"])
+        contents = self._read(run, "config", "metrics")
+        _check_config(self.directory(run), run, contents["config"])
+        return _rows(contents["metrics"])
 
     def environment(self, run: Run) -> Environment:
         """What a run was trained with; raises as ``load`` does."""
-        stored = read(self.directory(run), "environment")
-        if stored is None:
-            raise KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
-        environment: Environment = json.loads(stored[1]["environment"])
+        environment: Environment = json.loads(self._read(run, "environment")["environment"])
         return environment
 
     def runs(self, damaged: list[DamagedRun] | None = None) -> Iterator[Run]:
@@ -252,9 +224,9 @@ class Store:
         document = {
             "format": FORMAT,
             "state": saved.status.state,
-            "epoch": saved.epoch,
-            "seconds": round(saved.seconds, 3),
-            "diverged_step": saved.diverged_step,
+            "epoch": saved.status.epoch,
+            "seconds": round(saved.status.seconds, 3),
+            "diverged_step": saved.status.diverged_step,
         }
         directory = self.directory(run)
         with explained("save a run", directory):
@@ -274,6 +246,12 @@ class Store:
 
     def _lock(self, run: Run) -> Path:
         return self.root / _LOCKS / f"{_identity(run)}.lock"
+
+    def _read(self, run: Run, *kinds: str) -> dict[str, bytes]:
+        stored = read(self.directory(run), *kinds)
+        if stored is None:
+            raise _never_saved(run)
+        return stored[1]
 
     def _load(self, run: Run, *, decode: bool) -> Saved | None:
         """All files, verified; the checkpoint as tensors only if ``decode``."""
@@ -295,6 +273,10 @@ class Store:
 def _identity(run: Run) -> str:
     """Every step of a commit asks for it."""
     return run.identity
+
+
+def _never_saved(run: Run) -> KeyError:
+    return KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
 
 
 def _status(document: Mapping[str, Any]) -> Status:

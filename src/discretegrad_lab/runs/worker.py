@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..stack.config import Run
 from ..stack.userfiles import load_file
 from .connection import ClusterError
-from .execute import execute
+from .execute import STACK_OPTIONS, StackOptions, execute
 from .listener import Listener, Outcome
 from .plan import Estimate, estimate
 from .store import Store
@@ -33,9 +33,8 @@ class Place(NamedTuple):
     root: Path
     """Of the store."""
     device: str
-    largest_stack: int | None = None
     data: Path | None = None
-    checkpoint_every: float | None = None
+    stacks: StackOptions = STACK_OPTIONS
     token: Path | None = None
     """A file of the store that the driver has written."""
     files: tuple[Path, ...] = ()
@@ -173,7 +172,7 @@ def plan(runs: bytes, place: Place, workers: int) -> Estimate | Failure:
     """Cut runs into stacks; in a worker, since only that knows its memory."""
     try:
         configs, store = _unpacked(runs, place), Store(place.root)
-        largest = place.largest_stack
+        largest = place.stacks.largest_stack
         whole = estimate(configs, store, device=place.device, largest_stack=largest)
         if 0 < len(whole.stacks) < workers:
             # one round of stacks for all workers
@@ -200,8 +199,7 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
             device=place.device,
             budget=None if math.isinf(left) else left,
             data=place.data,
-            largest_stack=place.largest_stack,
-            checkpoint_every=place.checkpoint_every,
+            stacks=place.stacks,
             listener=reporter,
         )
     except Exception as error:

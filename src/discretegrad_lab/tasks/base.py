@@ -21,8 +21,8 @@ from .evidence import Judgement, Results
 from .statistics import Summary
 
 __all__ = [
-    "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe", "Run",
-    "Table", "Task", "read_claims", "read_rows",
+    "Build", "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe",
+    "Run", "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ user's cache directory. A file counts only if its checksum is right, so it does 
 them it comes from.
 """
 
+import contextlib
 import csv
 import gzip
 import hashlib
@@ -280,7 +281,9 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
     failures = []
     for source in data_set.sources:
         try:
-            with _open(source + file.name) as response:
+            with _of_source():
+                response = urllib.request.urlopen(source + file.name, timeout=_TIMEOUT)
+            with response:
                 _receive(response, file, path, progress)
             return
         except _SourceFailed as failure:
@@ -296,12 +299,16 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
     )
 
 
-def _open(address: str) -> http.client.HTTPResponse:
+@contextlib.contextmanager
+def _of_source() -> Iterator[None]:
+    """Errors of the network are those of a source."""
     try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(address, timeout=_TIMEOUT)
+        yield
+    except urllib.error.HTTPError as error:
+        raise _SourceFailed(f"HTTP status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise _SourceFailed(_because(error)) from error
-    return response
+        reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+        raise _SourceFailed(reason) from error
 
 
 def _receive(
@@ -316,7 +323,11 @@ def _receive(
     part = path.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as target:
-            for piece in _pieces(response):
+            while True:
+                with _of_source():
+                    piece = response.read(_AT_ONCE)
+                if not piece:
+                    break
                 target.write(piece)
                 digest.update(piece)
                 done += len(piece)
@@ -334,20 +345,3 @@ def _receive(
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while True:
-        try:
-            piece = response.read(_AT_ONCE)
-        except (OSError, http.client.HTTPException) as error:
-            raise _SourceFailed(_because(error)) from error
-        if not piece:
-            return
-        yield piece
-
-
-def _because(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP status {error.code}"
-    return str(getattr(error, "reason", "") or error or type(error).__name__)

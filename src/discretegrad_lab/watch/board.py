@@ -1,6 +1,8 @@
-"""Progress as a live board at the bottom of a terminal."""
+"""Progress as a live board at the bottom of a terminal, or as plain lines."""
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -13,13 +15,28 @@ from ..stack.config import Run
 from ..stack.lines import line
 from .pipe import Pipe
 from .tally import Means, Tally
-from .words import duration
+from .words import duration, many
 
 _REFRESH = 2
 """Times a second that the board is drawn; more would take time from training."""
+_EVERY = 15.0
+"""Seconds between two plain lines."""
 
 
-class Board(Tally):
+class _Speaker(Tally):
+    """A tally that tells in words what it meets."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        raise NotImplementedError
+
+    def run_damaged(self, run: Run, reason: str) -> None:
+        """Say why it is left alone."""
+        super().run_damaged(run, reason)
+        self.say(f"left alone: {reason}")
+
+
+class Board(_Speaker):
     """A live board; a context manager.
 
     Args:
@@ -50,11 +67,6 @@ class Board(Tally):
     def say(self, text: str) -> None:
         """Write a line above the board."""
         self._console.print(Text(text))
-
-    def run_damaged(self, run: Run, reason: str) -> None:
-        """Say why it is left alone."""
-        super().run_damaged(run, reason)
-        self.say(f"left alone: {reason}")
 
     def picture(self) -> RenderableType:
         """The board as it is now."""
@@ -87,3 +99,58 @@ def _table(means: Means) -> Table:
             Text(f"{lost} diverged" if lost else "", style="red"),
         )
     return table
+
+
+class Log(_Speaker):
+    """A plain line now and then, for log files and pipes.
+
+    Args:
+        file: Where to write them.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self._file = Pipe(file)
+        self._said = -math.inf
+        """When the latest line about epochs was written."""
+
+    def say(self, text: str) -> None:
+        """Write it to the file."""
+        print(text, file=self._file, flush=True)
+
+    def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
+        """Say how many runs there are."""
+        super().planned(done, to_do)
+        self.say(f"{many(len(to_do), 'run')} to train, {len(done)} done before")
+
+    def run_elsewhere(self, run: Run) -> None:
+        """Say so."""
+        super().run_elsewhere(run)
+        self.say(f"another process has {run.identity}")
+
+    def stack_started(
+        self, runs: tuple[Run, ...], epoch: int, epochs: int, steps_per_epoch: int
+    ) -> None:
+        """Say what is trained now."""
+        super().stack_started(runs, epoch, epochs, steps_per_epoch)
+        going_on = f", going on after epoch {epoch}" if epoch else ""
+        self.say(
+            f"training {many(len(runs), 'member')} of {runs[0].task} for {epochs - epoch} epochs "
+            f"of {steps_per_epoch} steps{going_on}"
+        )
+        self._said = time.monotonic()
+
+    def epoch_done(
+        self, epoch: int, metrics: Mapping[str, Sequence[float]], seconds: float
+    ) -> None:
+        """Say how it goes, if nothing has been said for a while."""
+        super().epoch_done(epoch, metrics, seconds)
+        if time.monotonic() - self._said >= _EVERY:
+            self._said = time.monotonic()
+            self.say(f"{self.progress()}; {self.summary()}")
+
+    def stack_finished(self, runs: tuple[Run, ...], epoch: int) -> None:
+        """Say where it ended."""
+        super().stack_finished(runs, epoch)
+        ended = "finished" if epoch == self.epochs else f"stopped at epoch {epoch} of {self.epochs}"
+        self.say(f"{many(len(runs), 'member')} {ended}: {self.summary()}")

@@ -22,12 +22,6 @@ class JsonLines(Listener):
         self._numbers: dict[tuple[Run, ...], int] = {}
         self._stack = self._steps = 0
 
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
-
     def event(self, kind: str, **fields: Any) -> None:
         """Write one."""
         print(to_json({"event": kind, **fields}), file=self._file, flush=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,22 +80,26 @@ def _in_each_figure(
 ) -> Callable[[Results], Judgement]:
     """A claim about Figure 1: it must hold for each p."""
 
-    def evaluate(results: Results) -> Judgement:
-        votes: list[Vote] = []
-        texts = []
-        for fields in results.settings(("power",)):
-            setting = _Setting(results, **fields)
-            lost = setting.lost(*needed)
-            part = _without(lost) if lost else judge(setting)
-            votes += part.votes
-            texts.append(f"{setting.label}: {part.evidence}")
-        return Judgement(votes, "; ".join(texts))
-
-    return evaluate
+    return lambda results: _for_each_power(results, {}, judge, needed)
 
 
-def _without(labels: str) -> Judgement:
-    return Judgement([Vote(0)], f"no finished runs of {labels}")
+def _for_each_power(
+    results: Results,
+    kind: Mapping[str, Any],
+    judge: Callable[[_Setting], Judgement],
+    needed: Sequence[str],
+) -> Judgement:
+    """The parts of a claim for each p, of settings of a kind that have runs of what is needed."""
+    votes: list[Vote] = []
+    texts = []
+    for fields in results.settings(("power",)):
+        setting = _Setting(results, **fields, **kind)
+        lost = setting.lost(*needed)
+        no_runs = Judgement([Vote(0)], f"no finished runs of {lost}")
+        part = no_runs if lost else judge(setting)
+        votes += part.votes
+        texts.append(f"{setting.label}: {part.evidence}")
+    return Judgement(votes, "; ".join(texts))
 
 
 def _near_optimal(setting: _Setting) -> Judgement:
@@ -147,24 +152,15 @@ def _corner(hard: bool) -> Callable[[Results], Judgement]:
             "latents": latents[-1 if hard else 0],
             "batch": batches[0 if hard else -1],
         }
-        votes: list[Vote] = []
-        texts = []
-        for fields in results.settings(("power",)):
-            setting = _Setting(results, **fields, **kind)
-            part = _against_rivals(setting, hard)
-            votes += part.votes
-            texts.append(f"{setting.label}: {part.evidence}")
-        return Judgement(
-            votes, f"Polynomial programming only: {'; '.join([*texts, *_wins(results, kind)])}"
-        )
+        against = partial(_against_rivals, ahead=hard)
+        votes, text = _for_each_power(results, kind, against, ("reinmax", *_RIVALS))
+        wins = "; ".join(_wins(results, kind))
+        return Judgement(votes, f"Polynomial programming only: {text}; {wins}")
 
     return evaluate
 
 
 def _against_rivals(setting: _Setting, ahead: bool) -> Judgement:
-    lost = setting.lost("reinmax", *_RIVALS)
-    if lost:
-        return _without(lost)
     average = {name: setting.average(name) for name in ("reinmax", *_RIVALS)}
     pairs = [(average["reinmax"], average[rival]) for rival in _RIVALS]
     votes = [lower(*(pair if ahead else pair[::-1])) for pair in pairs]

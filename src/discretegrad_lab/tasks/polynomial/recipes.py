@@ -1,14 +1,15 @@
 """The experiments of polynomial programming, and the temperatures they are trained with."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from ...stack.lines import LINES, Line
-from ..base import Cost, Metric, Recipe, Run, Task, read_rows
+from ..base import Build, Cost, Metric, Recipe, Run, Task, read_rows
 from ..evidence import Results
 from .claims import CLAIMS, LOSS
 from .config import WORDS, Polynomial
@@ -31,10 +32,7 @@ _WITH_TAU = tuple(key for key, line in LINES.items() if line.has_tau)
 TASK = Task(
     config=Polynomial,
     model=PolynomialModel,
-    metrics=(
-        LOSS,
-        Metric("loss", "loss of the samples", 5),
-    ),
+    metrics=(LOSS, Metric("loss", "loss of the samples", 5)),
     memory=memory,
     words=WORDS,
     claims=CLAIMS,
@@ -57,9 +55,6 @@ def _chosen() -> dict[tuple[float, str, str], float]:
     }
 
 
-Build = Callable[[Any, int], Iterator[Run]]
-
-
 def _builder(
     targets: tuple[Literal["constant", "spread"], ...] = ("constant",),
     latents: tuple[int, ...] = (128,),
@@ -69,32 +64,27 @@ def _builder(
     """Runs of all combinations; Adam at 1e-3 and 8,000 steps are the defaults, and the paper's."""
 
     def build(estimator: Any, seed: int) -> Iterator[Run]:
-        for power in POWERS:
-            for target in targets:
-                for size in latents:
-                    for batch in batches:
-                        yield Polynomial(
-                            estimator=estimator,
-                            seed=seed,
-                            power=power,
-                            target=target,
-                            tau=temperature(power, target, estimator),
-                            latents=size,
-                            batch=batch,
-                            **fields,
-                        )
+        for power, target, size, batch in product(POWERS, targets, latents, batches):
+            yield Polynomial(
+                estimator=estimator,
+                seed=seed,
+                power=power,
+                target=target,
+                tau=temperature(power, target, estimator),
+                latents=size,
+                batch=batch,
+                **fields,
+            )
 
     return build
 
 
 def _search(estimator: Any, seed: int) -> Iterator[Run]:
-    for power in POWERS:
-        for target in TARGETS:
-            for tau in CANDIDATES:
-                # the bias of gr-mck, which tau is about, does not depend on the number of draws
-                yield Polynomial(
-                    estimator=estimator, seed=seed, power=power, target=target, tau=tau, draws=100
-                )
+    for power, target, tau in product(POWERS, TARGETS, CANDIDATES):
+        # the bias of gr-mck, which tau is about, does not depend on the number of draws
+        yield Polynomial(
+            estimator=estimator, seed=seed, power=power, target=target, tau=tau, draws=100
+        )
 
 
 def _recipe(name: str, title: str, build: Build, **fields: Any) -> Recipe:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...data import DataError, load_mnist, load_mnist_digits
 from . import page
-from .measure import Pixels, Settings, measure
+from .measure import MINIATURE, Pixels, Settings, measure
 from .rows import read, write
 
 
@@ -17,15 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study, or show the stored one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="directory of the data sets")
-    parser.add_argument("--estimator", default="reinmax", help="what the model is trained with")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="a miniature, to see it work")
     parser.add_argument("--output", type=Path, default=Path("output/diagnose"), help="folder")
     parser.add_argument("--store", action="store_true", help="write results/, docs/ instead")
     parser.add_argument("--render", action="store_true", help="run nothing; write docs/ again")
     options = parser.parse_args(arguments)
-    settings = Settings(options.estimator, seed=options.seed)
-    settings = settings.miniature() if options.quick else settings
+    settings = MINIATURE if options.quick else Settings()
     stored = options.store or options.render
     folder = page.STORED if stored else options.output
     if not options.render:

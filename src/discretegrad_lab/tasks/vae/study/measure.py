@@ -25,28 +25,25 @@ LEARNING_RATE = 1e-3
 TAUS = (0.3, 0.5, 0.7, 1.0, 1.3, 1.5)
 MORE_SAMPLES = (2, 4, 8)
 WITH_TAU = ("reinmax", "straight_through", "gumbel_softmax", "gumbel_rao", "gapped")
+SEED = 0
 _IMAGES_AT_ONCE, _DRAWS_AT_ONCE = 1000, 256
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """How large the study is."""
 
-    estimator: str = "reinmax"
-    """What the diagnosed model is trained with."""
     steps: int = 1000
     stops: tuple[float, ...] = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)
     """How far training has come at each stop."""
     draws: int = 1024
-    seed: int = 0
     seeds: int = 5
     """Runs to check each choice."""
     evaluated: int = 10_000
     """Images of the exact negative ELBO."""
 
-    def miniature(self) -> "Settings":
-        """To see it work; its numbers mean little."""
-        return Settings(self.estimator, 20, (0.0, 1.0), 32, self.seed, 2, 200)
+
+MINIATURE = Settings(20, (0.0, 1.0), 32, 2, 200)
+"""To see it work; its numbers mean little."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +163,11 @@ def candidates() -> list[Choice]:
     return [*chosen, Choice("muprop"), Choice("rebar", {"tau": 0.5})]
 
 
+TRAINED_WITH = Choice("reinmax", {"tau": 1.0})
+"""What the diagnosed model is trained with."""
 # what the decision is compared with: usual choices, two of them with 4 evaluations of f
 ALTERNATIVES = (
-    Choice("reinmax", {"tau": 1.0}),
+    TRAINED_WITH,
     Choice("reinmax", {"tau": 1.0}, 4),
     Choice("straight_through", {"tau": 1.0}),
     Choice("gumbel_softmax", {"tau": 0.5}),
@@ -186,7 +185,7 @@ def diagnosed(
         model.reconstruction(images),
         {c.label: (c.estimator, {**c.options, "num_samples": c.num_samples}) for c in chosen},
         num_draws=settings.draws,
-        generator=torch.Generator().manual_seed(settings.seed),
+        generator=torch.Generator().manual_seed(SEED),
         chunk_size=_DRAWS_AT_ONCE,
         progress=False,
     )
@@ -214,13 +213,10 @@ def measure(pixels: Pixels, settings: Settings, workers: int) -> Study:
 def _gradients(pixels: Pixels, settings: Settings, pool: ThreadPoolExecutor) -> list[GradientRow]:
     stops = {round(share * settings.steps) for share in settings.stops}
     first = [int((pixels.digits == digit).nonzero()[0]) for digit in range(DIGITS)]
-    row = discretegrad.get(settings.estimator)
-    # at tau 1 if it has one, with the fewest samples it works with
-    start = Choice(row.name, {"tau": 1.0} if row.kind == "sampler" else {}, row.min_samples)
 
     def train() -> dict[int, SmallVae]:
-        model, seen = SmallVae(settings.seed), {}
-        for step in training_steps(model, start, pixels.train, settings.seed, settings.steps):
+        model, seen = SmallVae(SEED), {}
+        for step in training_steps(model, TRAINED_WITH, pixels.train, SEED, settings.steps):
             if step in stops:
                 seen[step] = copy.deepcopy(model)
         return seen
@@ -238,7 +234,7 @@ def _training(
 ) -> list[TrainingRow]:
     decided = next(c for c in candidates() if c.label == decision.label)
     choices = [decided, *(c for c in ALTERNATIVES if c != decided)]
-    seeds = range(settings.seed, settings.seed + settings.seeds)
+    seeds = range(SEED, SEED + settings.seeds)
     # made here, one after the other: the start comes from the global generator
     runs = [(choice, seed, SmallVae(seed)) for choice in choices for seed in seeds]
 
@@ -258,7 +254,7 @@ def _about(pixels: Pixels, settings: Settings, workers: int) -> dict[str, str]:
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": f"python -m discretegrad_lab.tasks.vae.study, seed {settings.seed}",
+        "command": "python -m discretegrad_lab.tasks.vae.study",
         "date": datetime.date.today().isoformat(),
         "discretegrad": f"{discretegrad.__version__}, commit {commit or 'unknown'}",
         "torch": str(torch.__version__),
@@ -266,10 +262,10 @@ def _about(pixels: Pixels, settings: Settings, workers: int) -> dict[str, str]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "workers": f"{workers}, one thread each",
         "data": f"{len(pixels.train)} training and {len(pixels.test)} test images",
-        "estimator": settings.estimator,
+        "estimator": TRAINED_WITH.estimator,
         "steps": str(settings.steps),
         "draws": str(settings.draws),
-        "first seed": str(settings.seed),
+        "first seed": str(SEED),
         "seeds": str(settings.seeds),
         "evaluated": f"the first {settings.evaluated} images of each part",
     }

@@ -59,12 +59,10 @@ def draw_cosine(study: Study) -> Figure:
                 markersize=4,
                 capsize=2,
             )
-        ax.set_title(title, fontsize="medium")
+        _style(ax, title)
         ax.set_xscale("symlog", linthresh=max(1, int(study.about["steps"]) // 50))
         ax.set_xlabel(f"step of training with {study.about['estimator']}")
         ax.set_ylim(top=1.05)
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("cosine similarity to the exact gradient")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
@@ -98,11 +96,15 @@ def draw_trade_off(study: Study) -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("bias / norm of the gradient (triangle: at most this, may be zero)")
     ax.set_ylabel("deviation x root of evaluations / norm of the gradient")
-    ax.set_title(f"After {rows[0].step} steps; small numbers: tau or K", fontsize="medium")
-    ax.grid(alpha=0.3, which="both")
-    ax.spines[["top", "right"]].set_visible(False)
+    _style(ax, f"After {rows[0].step} steps; small numbers: tau or K")
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")
     return figure
+
+
+def _style(ax: Any, title: str) -> None:
+    ax.set_title(title, fontsize="medium")
+    ax.grid(alpha=0.3, which="both")
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _point(row: GradientRow) -> tuple[float, float]:
@@ -123,12 +125,9 @@ def digest(study: Study) -> str:
 def draw(study: Study, folder: Path) -> None:
     """Both figures; the pictures say which numbers they show."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in {
-        COSINE_PICTURE: draw_cosine(study),
-        TRADE_OFF_PICTURE: draw_trade_off(study),
-    }.items():
+    for name, drawn in ((COSINE_PICTURE, draw_cosine), (TRADE_OFF_PICTURE, draw_trade_off)):
         source, smaller = {"Source": digest(study)}, {"optimize": True}
-        figure.savefig(folder / name, dpi=130, metadata=source, pil_kwargs=smaller)
+        drawn(study).savefig(folder / name, dpi=130, metadata=source, pil_kwargs=smaller)
 
 
 def updated(study: Study, text: str) -> str:
@@ -224,22 +223,15 @@ def _training(study: Study) -> Lines:
     for row in study.training:
         runs.setdefault(row.label, []).append(row)
     decided, first = decide(study.gradients).label, ALTERNATIVES[0].label
-    lines = [
-        ["estimator", "f", "train -ELBO", "test -ELBO", "worst seed", f"test, minus `{first}`"]
-    ]
+    lines = [["estimator", "f", "train -ELBO", "test -ELBO", "worst seed"]]
+    lines[0].append(f"test, minus `{first}`")
     for label in sorted(runs, key=lambda label: fmean(row.test for row in runs[label])):
         train, test = ([getattr(x, name) for x in runs[label]] for name in ("train", "test"))
         pairs = [x.test - other.test for x, other in zip(runs[label], runs[first], strict=True)]
-        lines.append(
-            [
-                f"`{label}`" + (" (decision)" if label == decided else ""),
-                str(runs[label][0].evaluations),
-                _with_spread(train),
-                _with_spread(test),
-                f"{max(test):.1f}",
-                "" if label == first else _with_spread(pairs, math.sqrt(len(pairs))),
-            ]
-        )
+        name = f"`{label}`" + (" (decision)" if label == decided else "")
+        difference = "" if label == first else _with_spread(pairs, math.sqrt(len(pairs)))
+        cells = [str(runs[label][0].evaluations), _with_spread(train), _with_spread(test)]
+        lines.append([name, *cells, f"{max(test):.1f}", difference])
     return lines
 
 
