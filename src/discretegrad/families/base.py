@@ -16,12 +16,24 @@ Three forms of the same thing appear below:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._types import Call, Method, Temperature
+
+_samplers: Any = None
+
+
+def kernel_samplers() -> Any:
+    """``kernels.samplers``, which imports the families, so it is imported at the first call."""
+    global _samplers
+    if _samplers is None:
+        from ..kernels import samplers
+
+        _samplers = samplers
+    return _samplers
 
 
 class Variables(NamedTuple):

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import kernels
 from .._checks import check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
 from .._seeded import seeded_logistic
 from .._types import Call, Method
-from .base import Family, Variables
+from .base import Family, Variables, kernel_samplers
 
 
 class Bernoulli(Family):
@@ -181,7 +180,8 @@ class Bernoulli(Family):
         self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
     ) -> Tensor:
         """See ``kernels.samplers``."""
-        return kernels.samplers.bits(call, method, given)
+        sample: Tensor = kernel_samplers().bits(call, method, given)
+        return sample
 
 
 def take_less_likely(point: Tensor, uniform: Tensor) -> Tensor:

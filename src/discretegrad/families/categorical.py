@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import kernels
 from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
 from .._seeded import seeded_exponential
 from .._types import Call, Method
-from .base import Family, Variables
+from .base import Family, Variables, kernel_samplers
 
 # Above this many categories the draw first picks a block of neighbours, then one of the block:
 # it then reads the probabilities once and writes nothing of their size.
@@ -265,7 +264,8 @@ class Categorical(Family):
         self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
     ) -> Tensor:
         """See ``kernels.samplers``."""
-        return kernels.samplers.one_hot(call, method, given, seed)
+        sample: Tensor = kernel_samplers().one_hot(call, method, given, seed)
+        return sample
 
 
 def _constant(logits: Tensor, dtype: torch.dtype) -> Tensor:
