@@ -10,16 +10,13 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ._modes import compiling, transforming
 from ._types import Objective, Temperature
-
-if TYPE_CHECKING:
-    pass
 
 # the smallest and largest normal number of the dtype that logits of a dtype are computed in
 _TAU_LIMITS = {
