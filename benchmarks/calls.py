@@ -1,10 +1,10 @@
-"""Every call of the library and of PyPI reinmax that the benchmarks make, in one place.
+"""How the benchmarks call samplers and estimators of the library, and PyPI reinmax.
 
 Names are looked up when something is called, so that the list of samplers on a CPU can be timed
 with two versions of the library (``run.py --against``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,15 +15,6 @@ import discretegrad
 SAMPLERS = tuple(name for name, row in discretegrad.ESTIMATORS.items() if row.kind == "sampler")
 
 Sample = Callable[..., Tensor]
-
-
-def version() -> str:
-    return discretegrad.__version__
-
-
-def estimators() -> Mapping[str, Any]:
-    """The rows of the registry by name."""
-    return discretegrad.ESTIMATORS
 
 
 def sampler(name: str, **options: Any) -> Sample:
@@ -46,18 +37,6 @@ def reinmax_row(logits: Tensor, table: Tensor) -> Tensor:
     """The row of a table that ReinMax draws, by its index."""
     _, handle = discretegrad.sample_index(logits, "reinmax")
     return discretegrad.select(handle, table)
-
-
-def linear_select(hidden: Tensor, head: Tensor, table: Tensor) -> Tensor:
-    return discretegrad.linear_select(hidden, head, table)
-
-
-def expectation(logits: Tensor, f: Callable[[Tensor], Tensor], **arguments: Any) -> Tensor:
-    return discretegrad.expectation(logits, f, **arguments)
-
-
-def exact_gradient(logits: Tensor, f: Callable[[Tensor], Tensor], family: str) -> Tensor:
-    return discretegrad.exact_gradient(logits, f, family=family)
 
 
 class Learner(NamedTuple):

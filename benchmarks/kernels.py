@@ -64,6 +64,8 @@ from samplers import (
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax
 
+import discretegrad
+
 FULL_PACE = Pace(rounds=7, seconds=0.012, calls=2000, slow_seconds=0.3, slow_rounds=2)
 QUICK_PACE = Pace(rounds=2, seconds=0.0, calls=1)
 
@@ -220,7 +222,7 @@ _OF_LOGITS = (
 LOOKUPS = {
     "index": _OF_LOGITS,
     "vocabulary": (
-        Lookup(LINEAR_SELECT, calls.linear_select),
+        Lookup(LINEAR_SELECT, discretegrad.linear_select),
         *(
             x._replace(apply=lambda hidden, head, table, x=x: x.apply(hidden @ head.T, table))
             for x in _OF_LOGITS

@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler is chatty otherwise
 
-import calls
 import torch
 from torch import Tensor
+
+import discretegrad
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "benchmarks"
@@ -577,7 +578,7 @@ def about_run(options: argparse.Namespace, setup: Setup) -> Row:
         "torch": torch.__version__,
         "triton": version_of("triton"),
         "reinmax": version_of("reinmax"),
-        "discretegrad": calls.version(),
+        "discretegrad": discretegrad.__version__,
         "commit": commit,
         "uncommitted_changes": "unknown" if commit == "unknown" else "yes" if changed else "no",
         "date": datetime.date.today().isoformat(),

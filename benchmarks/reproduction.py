@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import calls
 from measure import ROOT
 from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 
+import discretegrad
 from discretegrad_lab import tasks
 from discretegrad_lab.report import section as sections
 from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
@@ -201,7 +201,7 @@ def scores_block() -> str:
 
 
 def _registry(kind: str, first: str, columns: Mapping[str, Callable[[Any], str]]) -> str:
-    rows = [row for row in calls.estimators().values() if row.kind == kind]
+    rows = [row for row in discretegrad.ESTIMATORS.values() if row.kind == kind]
     lines = [
         [f"`{row.name}`", row.label, *(cell(row) for cell in columns.values()), row.reference]
         for row in rows

@@ -30,6 +30,8 @@ from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, wit
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+import discretegrad
+
 BASELINE, F_ALONE = "straight_through", "f alone"
 EVALUATIONS = 6  # of f in a step, by every estimator
 TOLERANCE = 1e-3  # of the largest entry of a gradient in float32
@@ -147,7 +149,7 @@ def make_providers(problem: Problem, vectorize: bool) -> list[Provider]:
     """Every row of the registry that can run here, its variants, and the references."""
     providers: list[Provider] = []
     references: dict[str, Provider] = {}
-    for row in calls.estimators().values():
+    for row in discretegrad.ESTIMATORS.values():
         if row.evaluations is None:
             continue
         reference = make_reference(problem, row, vectorize)
@@ -195,7 +197,7 @@ def variants(problem: Problem, row: Any) -> Iterator[tuple[str, Any, dict[str, A
 def expectation_step(problem: Problem, family: str, **arguments: Any) -> Tensor:
     """A step as a user would write it."""
     f = problem.f if family == "bernoulli" else problem.f_of_pairs
-    losses = calls.expectation(problem.logits[family], f, family=family, **arguments)
+    losses = discretegrad.expectation(problem.logits[family], f, family=family, **arguments)
     losses.mean().backward()
     return losses
 
@@ -400,7 +402,7 @@ def targets(device: str) -> list[pages.Target]:
     """Estimators that need the values of f and nothing else should cost little beyond them."""
     names = [
         (row.name, variant)
-        for row in calls.estimators().values()
+        for row in discretegrad.ESTIMATORS.values()
         if row.kind == "score" and row.evaluations is not None and not row.needs_grad_f
         for variant in ("", *(("running baseline",) if row.name == "reinforce" else ()))
     ]

@@ -66,6 +66,21 @@ def check_verdicts(target: pages.Target) -> None:
     assert target.judged([unmeasured]) == target.judged([]) == ("", "not measured")
 
 
+def check_page(page: pages.Page, results: pages.Results, label: Callable) -> str:
+    """A page shows what was measured, and why something was not."""
+    for rows in pages.cases([x for x in results.rows if "source" not in x], "section"):
+        text = page.text(pages.Results(rows))
+        assert "Not measured yet." in text
+        assert all(label(row) in text for row in rows)
+        lost = [row | {"status": "out of memory"} for row in rows]
+        assert "| out of memory |" in page.text(pages.Results(lost))
+    text = page.text(results)
+    assert "Not measured yet." not in text
+    assert results.rows[0]["command"] in text
+    assert max(len(line) for line in text.splitlines() if not line.startswith("|")) <= 100
+    return text
+
+
 def changed_gradient(sample: Callable, change: Callable) -> Callable:
     """A sampler whose gradient is changed on the way back."""
 

@@ -225,7 +225,7 @@ class Table(Family):
 
     draw_noise = seeded_noise = accept_noise = scale = perturbed = relaxed = unneeded
     gradient_given_noise = gradient_given_draw = variables_shape = likeliest = unneeded
-    outcomes = outcome = log_prob = launch = unneeded
+    outcomes = outcome = log_prob = unneeded
 
 
 TABLES = {

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from benchmark_cases import CPU, check_complete, kernels, pages, plain, rehearse
+from benchmark_cases import CPU, check_complete, check_page, kernels, pages, plain, rehearse
 from oracles import one_thread
 
 seeded_on_one_thread = pytest.fixture(autouse=True)(one_thread)
@@ -143,14 +143,5 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
 
 
 def test_a_page_shows_what_there_is(results):
-    for section in kernels.SECTIONS:
-        part = pages.Results(results.of(section=section))
-        text = kernels.PAGE.text(part)
-        assert "Not measured yet." in text
-        assert all(pages.label(row) in text for row in part.rows if section != "efficiency")
-        if section != "efficiency":
-            lost = [row | {"status": "out of memory"} for row in part.rows]
-            assert "| out of memory |" in kernels.PAGE.text(pages.Results(lost))
-    text = kernels.PAGE.text(results)
-    assert "Not measured yet." not in text
-    assert results.rows[0]["command"] in text
+    text = check_page(kernels.PAGE, results, pages.label)
+    assert all(f"| {method.name} |" in text for method in kernels.METHODS)

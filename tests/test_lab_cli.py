@@ -885,9 +885,10 @@ tasks.add_recipe(replace(TINY, name="long", build=build, seeds=(0,), estimators=
 
 
 def test_an_interrupted_command_saves_and_goes_on(here, monkeypatch):
-    running = process(here, "run", "long", "--device", "cpu", before=LONG)
-    while "epoch" not in running.stderr.readline():
-        pass
+    # a line for each epoch
+    before = f"{LONG}\nfrom discretegrad_lab.watch import board\nboard._EVERY = 0.0\n"
+    running = process(here, "run", "long", "--device", "cpu", before=before)
+    assert any(" at epoch " in line for line in iter(running.stderr.readline, ""))
     running.send_signal(signal.SIGINT)
     out, error = running.communicate(timeout=60)
     assert running.returncode == 130

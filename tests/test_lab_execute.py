@@ -656,23 +656,18 @@ def test_a_checkpoint_is_of_its_epoch(store, monkeypatch):
         ({"bytes_per_member": lambda run: 100}, 99, [1] * 10),
         # seeds are in no order here, so the large ones may be anywhere
         ({"bytes_per_member": lambda run: 1000 if run.tau > 1 else 1}, 2000, [5, 1, 1, 1, 1, 1]),
+        # claims leave files to open
+        ({"claims": 4}, 10**9, [4, 3, 3]),
     ],
 )
 def test_stacks_fit(store, monkeypatch, options, free, sizes):
+    most = options.pop("claims", None) or plan._most_claims()
+    monkeypatch.setattr(plan, "_most_claims", lambda: most)
     monkeypatch.setattr(plan, "free_memory", lambda device: free)
     runs = [replace(run, tau=1.0 + run.seed % 2) for run in runs_of(10)]
     record = Record()
     assert train(runs, store, listener=record, **options).complete
     assert [size for _, size, _ in record.only("started")] == sizes
-
-
-def test_claims_leave_files_to_open(store, monkeypatch):
-    monkeypatch.setattr(plan, "_most_claims", lambda: 4)
-    record = Record()
-    assert train(runs_of(6), store, listener=record).complete
-    assert [size for _, size, _ in record.only("started")] == [3, 3]
-    monkeypatch.undo()
-    assert plan._most_claims() >= 64
 
 
 def test_stacks_shrink_when_memory_ends(store, ends_well):

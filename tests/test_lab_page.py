@@ -173,6 +173,8 @@ def figures_of(page):
 
 def data_of(text):
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.S)
+    # which cannot end the script element around it
+    assert not re.search("[<>&]", found[1])
     return json.loads(found[1])
 
 

@@ -188,12 +188,8 @@ def test_tables_are_whole():
         assert cell.measure == ("train" if cell.table in (2, 11) else "test")
         assert cell.chosen_by == ("train" if cell.table in (2, 9) else "test")
         assert cell.estimator in LINES
-    assert cells[2, "reinmax", "10x30"].value == 98.37
-    assert cells[2, "reinmax", "10x30"].spread == 0.44
-    assert cells[9, "gst-1.0", "10x30"].value == 100.78
-    assert cells[11, "stgs", "64x8"].value == 104.02
-    # what experiments of others found in the same column
-    assert cells[2, "st", "10x30"].value == 112.63
+    reinmax = cells[2, "reinmax", "10x30"]
+    assert (reinmax.value, reinmax.spread) == (98.37, 0.44)
 
 
 def test_contradictions_of_the_paper():

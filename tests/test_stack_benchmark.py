@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
-from benchmark_cases import CPU, check_complete, measure, pages, plain, rehearse, stacks
+from benchmark_cases import CPU, check_complete, check_page, measure, plain, rehearse, stacks
 from discretegrad_lab import Noise, Outcome
 from discretegrad_lab.tasks.vae.model import VaeModel
 from oracles import one_thread
@@ -313,16 +313,7 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
 
 
 def test_a_page_shows_what_there_is(results):
-    for section in stacks.SECTIONS:
-        rows = results.of(section=section)
-        text = stacks.PAGE.text(pages.Results(rows))
-        assert "Not measured yet." in text
-        assert all(f"| {row['members']} |" in text for row in rows)
-        lost = [row | {"status": "out of memory"} for row in rows]
-        assert "| out of memory |" in stacks.PAGE.text(pages.Results(lost))
-    text = stacks.PAGE.text(results)
-    assert "Not measured yet." not in text
-    assert max(len(line) for line in text.splitlines() if not line.startswith("|")) <= 100
+    text = check_page(stacks.PAGE, results, lambda row: f"| {row['members']} |")
     (curves,) = (x.curves for x in stacks.pictures(results)["stack_scaling.png"])
     assert [len(curve.x) for curve in curves] == [2, 1, 2]
     assert "With P = 1,083,696 and W = 679,936 these are 41.7 MB" in text.replace("\n", " ")

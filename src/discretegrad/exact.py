@@ -189,8 +189,7 @@ def _weighted_values(problem: _Problem, samples: Tensor, vectorize: bool) -> Ten
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)
-    values = torch.where(possible, values.to(log_prob.dtype), 0)
-    return torch.where(possible, log_prob.exp() * values, 0)
+    return torch.where(possible, log_prob.exp() * values.to(log_prob.dtype), 0)
 
 
 def _weighted_sum(problem: _Problem, first: int, last: int, vectorize: bool) -> Tensor:

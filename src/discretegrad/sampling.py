@@ -73,8 +73,9 @@ def sample(rule: Rule, request: Request) -> Tensor:
     """Samples of the shape of the logits with the gradient of the rule."""
     if _uses_kernel(rule, request):
         assert rule.kernel is not None
-        family = get_family(rule.name, request.family)
-        return family.launch(_call(rule, request), rule.kernel, request.given, request.seed)
+        launch = getattr(samplers, str(get_family(rule.name, request.family).kernel))
+        launched: Tensor = launch(_call(rule, request), rule.kernel, request.given, request.seed)
+        return launched
     draw = draw_for(rule, request)
     family, variables, drawn, _ = draw
     vjp, saved = rule.formula(draw)
@@ -164,12 +165,15 @@ def _lacking(rule: Rule, request: Request) -> str:
     """What the call asks for and no kernel does."""
     if rule.kernel is None:
         return f"the formula of {rule.name}"
+    family = get_family(rule.name, request.family)
+    if family.kernel is None:
+        return f"the family {family.name}"
     if request.noise is not None:
         return "noise that is given"
     if request.seed is not None:
         if request.given is None:
             return "seeds without a draw"
-        if get_family(rule.name, request.family).name != "categorical":
+        if family.name != "categorical":
             return "seeds for each member but for categories"
         if request.dim not in (-1, request.logits.ndim - 1):
             return "seeds with a category axis that is not the last"

@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .._types import Call, Method, Temperature
+from .._types import Call, Temperature
 
 
 class Variables(NamedTuple):
@@ -43,6 +43,8 @@ class Family(ABC):
     name: ClassVar[str]
     noise: ClassVar[str]
     """The distribution of the noise that perturbs logits, for messages."""
+    kernel: ClassVar[str | None] = None
+    """The function of ``kernels.samplers`` that draws it; None if no kernel does."""
     fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({})
     """Faster forms of an estimator's formula, by its name, with the arguments of the formula."""
 
@@ -178,14 +180,6 @@ class Family(ABC):
     @abstractmethod
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each variable's value, attached to the logits."""
-
-    # --- kernels
-
-    @abstractmethod
-    def launch(
-        self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
-    ) -> Tensor:
-        """The sample with its gradient, by a Triton kernel."""
 
     def __repr__(self) -> str:
         return f"family {self.name!r}"

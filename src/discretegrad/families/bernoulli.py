@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import kernels
 from .._checks import check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
 from .._seeded import seeded_logistic
-from .._types import Call, Method
+from .._types import Call
 from .base import Family, Variables
 
 
@@ -24,6 +23,7 @@ class Bernoulli(Family):
 
     name = "bernoulli"
     noise = "logistic"
+    kernel = "bits"
 
     def check(self, call: Call, *, learnable_tau: bool = False) -> None:
         """See ``Family``."""
@@ -176,12 +176,6 @@ class Bernoulli(Family):
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each bit's value."""
         return logsigmoid(torch.where(sample > 0, logits, -logits))
-
-    def launch(
-        self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
-    ) -> Tensor:
-        """See ``kernels.samplers``."""
-        return kernels.samplers.bits(call, method, given)
 
 
 def take_less_likely(point: Tensor, uniform: Tensor) -> Tensor:

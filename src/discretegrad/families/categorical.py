@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .. import kernels
 from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
 from .._seeded import seeded_exponential
-from .._types import Call, Method
+from .._types import Call
 from .base import Family, Variables
 
 # Above this many categories the draw first picks a block of neighbours, then one of the block:
@@ -48,6 +47,7 @@ class Categorical(Family):
 
     name = "categorical"
     noise = "exponential"
+    kernel = "one_hot"
     fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({"reinmax": _reinmax})
 
     def check(self, call: Call, *, learnable_tau: bool = False) -> None:
@@ -260,12 +260,6 @@ class Categorical(Family):
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of the category of each variable."""
         return torch.where(sample > 0, logits.log_softmax(-1), 0).sum(-1)
-
-    def launch(
-        self, call: Call, method: Method, given: Tensor | None, seed: Tensor | None
-    ) -> Tensor:
-        """See ``kernels.samplers``."""
-        return kernels.samplers.one_hot(call, method, given, seed)
 
 
 def _constant(logits: Tensor, dtype: torch.dtype) -> Tensor:

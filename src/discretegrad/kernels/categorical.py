@@ -161,12 +161,7 @@ def _plan_draw(
 
 
 def gradient(
-    method: Method,
-    g: Tensor,
-    rows: Rows,
-    seed: Tensor | None,
-    drawn: Drawn,
-    in_place: bool = False,
+    method: Method, g: Tensor, rows: Rows, seed: Tensor | None, drawn: Drawn, in_place: bool = False
 ) -> Tensor:
     """The gradient for the logits, given the gradient ``g`` at the one-hot of ``drawn``.
 

@@ -51,12 +51,7 @@ def tiles(n: int, num_draws: int, longest: int, long_block: int) -> Tiles:
 
 
 def gradient(
-    method: Method,
-    g: Tensor,
-    rows: Rows,
-    seed: Tensor,
-    drawn: Drawn,
-    in_place: bool = False,
+    method: Method, g: Tensor, rows: Rows, seed: Tensor, drawn: Drawn, in_place: bool = False
 ) -> Tensor:
     """The gradient for the logits, given the gradient ``g`` at the one-hot of ``drawn``.
 

@@ -24,12 +24,7 @@ def draw(rows: Rows, source: Tensor, given: bool, dense: bool) -> tuple[Tensor |
 
 
 def gradient(
-    method: Method,
-    g: Tensor,
-    rows: Rows,
-    seed: Tensor | None,
-    drawn: Drawn,
-    in_place: bool = False,
+    method: Method, g: Tensor, rows: Rows, seed: Tensor | None, drawn: Drawn, in_place: bool = False
 ) -> Tensor:
     """See ``categorical.gradient`` and ``gumbel_rao.gradient``."""
     if compiling():

@@ -109,13 +109,15 @@ def index_form(call: Call, method: Method) -> tuple[Tensor, Handle]:
     return index, Handle(logits, index, vjp, None, (constant, *drawn, seed, mask, tau_rows))
 
 
-def bits(call: Call, method: Method, given: Tensor | None = None) -> Tensor:
-    """0/1 samples of a Bernoulli sampler, with its gradient; ``given`` are the values, if any."""
+def bits(
+    call: Call, method: Method, given: Tensor | None = None, seed: Tensor | None = None
+) -> Tensor:
+    """The same for 0/1 samples of a Bernoulli sampler, which take no seed: see ``sampling``."""
     _load()
     name, logits, tau, _, mask, _ = call
     _BERNOULLI.check(call)
     check_bits(name, _excluded(logits, mask))
-    seed = None
+    assert seed is None
     if given is not None:
         check_bit_values(name, given, _excluded(logits, mask))
         given = given != 0

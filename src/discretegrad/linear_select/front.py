@@ -11,13 +11,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .._checks import (
-    check_flag,
-    check_generator,
-    check_options,
-    check_tau,
-    warn_of_small_tau,
-)
+from .._checks import check_flag, check_generator, check_options, check_tau, warn_of_small_tau
 from .._modes import compiling, transforming
 from .._row import Estimator
 from .._types import Backend

@@ -108,6 +108,7 @@ DataDirectory = Annotated[
         help="Where to look for data sets first; then in $DISCRETEGRAD_DATA and the user's cache.",
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 

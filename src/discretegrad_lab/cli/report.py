@@ -46,7 +46,7 @@ def report(
         bool,
         typer.Option("--check", help="Only prove that the tables follow from the results there."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No tables here.")] = False,
+    quiet: common.Quiet = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Write what came out: curves, tables beside the paper's numbers, verdicts on its claims.

@@ -74,7 +74,7 @@ def run(
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write TensorBoard event files too.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
+    quiet: common.Quiet = False,
     json_lines: Annotated[
         bool,
         typer.Option("--json", help="A JSON object for each event on stdout; the last is outcome."),

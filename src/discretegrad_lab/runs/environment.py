@@ -15,7 +15,7 @@ import torch
 import discretegrad
 
 COMMIT = "DISCRETEGRAD_COMMIT"
-"""Names the commit where the source is no git checkout, such as on a machine of a cluster."""
+"""Names the commit where git cannot, such as for a copy on a machine of a cluster."""
 
 _PACKAGES = (Path(discretegrad.__file__).parent, Path(__file__).parents[1])
 _MEMORY_INFO = Path("/proc/meminfo")
@@ -148,7 +148,8 @@ def _commit() -> tuple[str | None, bool | None]:
     """The commit of the source, and whether the code differs from it; None if unknown."""
     library = _PACKAGES[0]
     # a copy installed below somebody else's repository is not part of it
-    if _git(library, "ls-files", "--error-unmatch", "__init__.py") is None:
+    is_own = _git(library, "ls-files", "--error-unmatch", "__init__.py") is not None
+    if COMMIT in os.environ or not is_own:
         return os.environ.get(COMMIT), None
     commit = _git(library, "rev-parse", "HEAD")
     changes = _git(library, "status", "--porcelain", "--", *map(str, _PACKAGES))

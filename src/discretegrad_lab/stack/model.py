@@ -84,7 +84,7 @@ class Model:
     buffers: dict[str, Tensor]
     """(members, ...) each: what a step changes besides parameters and a member needs to go on."""
     counters: Sequence[Tensor]
-    """What a step changes and ``begin_epoch`` sets, such as the step of the random numbers."""
+    """What else a step changes and ``begin_epoch`` sets; a ``Noise`` of the model is known."""
 
     def __init__(self) -> None:
         self.groups, self.buffers, self.counters = {}, {}, ()

@@ -18,6 +18,7 @@ import discretegrad
 
 from .config import Run, in_order
 from .model import Group, Model
+from .noise import Noise
 from .optimisers import Optimiser
 
 # steps of a CUDA graph: few replays are cheap, and a long graph takes long to capture
@@ -178,6 +179,7 @@ class Stack:
         buffers = self.model.buffers.values()
         changing = [
             self.diverged, self._step, *self._totals.values(), *buffers, *self.model.counters,
+            *(x.counter for x in vars(self.model).values() if isinstance(x, Noise)),
         ]  # fmt: skip
         before = [x.clone() for x in changing]
         # a step leaves members that diverged as they are

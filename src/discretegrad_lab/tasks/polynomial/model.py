@@ -39,7 +39,6 @@ class PolynomialModel(Model):
         self.steps_per_epoch = run.steps_per_epoch
         self._batch = run.batch
         self._noise = Noise([member.seed for member in runs], device)
-        self.counters = [self._noise.counter]
         self.logits = torch.stack([_start(member) for member in runs]).to(device).requires_grad_()
         self.groups["model"] = Group.of_runs({"logits": self.logits}, runs)
         self._distance = _Distance(runs, device)

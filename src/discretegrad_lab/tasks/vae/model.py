@@ -102,7 +102,7 @@ class VaeModel(Model):
         shape = (self._members, self.steps_per_epoch, run.batch)
         self._order = torch.zeros(shape, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.counters = [self._noise.counter, self._step]
+        self.counters = [self._step]
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the images in each member's own new order, and start the random numbers.

@@ -265,7 +265,6 @@ def _about(pixels: Pixels, settings: Settings, workers: int) -> dict[str, str]:
         "estimator": TRAINED_WITH.estimator,
         "steps": str(settings.steps),
         "draws": str(settings.draws),
-        "first seed": str(SEED),
         "seeds": str(settings.seeds),
         "evaluated": f"the first {settings.evaluated} images of each part",
     }
