@@ -357,11 +357,15 @@ def test_seeded_noise_has_its_distribution_and_its_axes_are_independent(dtype):
     exponential = _seeded.seeded_exponential(seed, 0, draws, like)
     logistic = _seeded.seeded_logistic(draw_seeds(seeded(12), *like.shape), 0, draws, like)
     for noise, law in ((exponential, stats.expon), (logistic, stats.logistic)):
+        mean, variance = law.stats()
         assert noise.dtype == dtype
         assert noise.shape == (draws, rows, n)
         assert noise.isfinite().all()
         values = noise.double()
         assert stats.kstest(values.flatten().numpy(), law.cdf).pvalue > LEVEL
+        # a scale that is wrong by a few percent shows in the variance first
+        moments = torch.stack([values, (values - mean).square()], -1).reshape(-1, 2)
+        assert z_test(moments, torch.tensor([mean, variance]).double()) > LEVEL
         uniform = torch.from_numpy(law.cdf(values.numpy())).clamp(0, 1 - 1e-9)
         for axis in range(3):
             u, v = (uniform.unflatten(axis, (-1, 2)).select(axis + 1, half) for half in (0, 1))
