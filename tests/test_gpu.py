@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 import discretegrad
 from cases import DEFAULTS, each, each_family
@@ -91,20 +90,6 @@ def test_seeded_noise_is_the_same_on_both_devices(generator):
         torch.testing.assert_close(on_cpu, on_gpu, rtol=1e-12, atol=1e-12)
 
 
-def test_frequencies_at_200_000_categories(cuda_generator):
-    """Chi-square on 100 groups of categories; fails by chance once in a million."""
-    n, rows = 200_000, 20_000
-    logits = torch.randn(n, device="cuda", generator=cuda_generator) * 2
-    counts = torch.zeros(100, dtype=torch.float64, device="cuda")
-    group = torch.arange(n, device="cuda") % 100
-    for _ in range(50):
-        z = discretegrad.reinmax(logits.expand(rows // 50, n), generator=cuda_generator)
-        counts += torch.bincount(group[z.argmax(-1)], minlength=100)
-    expected = torch.zeros_like(counts).index_add_(0, group, logits.double().softmax(-1)) * rows
-    statistic = ((counts - expected) ** 2 / expected).sum().item()
-    assert 1e-6 < stats.chi2.sf(statistic, 99)
-
-
 @pytest.mark.parametrize("n", [8, 1000])
 def test_unchecked_nan_does_not_break_the_device(n):
     logits = torch.full((4, n), math.nan, device="cuda")
@@ -182,11 +167,3 @@ def test_compiled_equals_eager(name, family, dtype, generator):
     z = torch.compile(case.sample, fullgraph=True)(logits)
     assert z.dtype == dtype
     assert_discrete(z, family)
-
-
-def test_more_than_two_to_the_31_elements():
-    logits = torch.zeros(2**15 + 1, 2**16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    z = discretegrad.reinmax(logits)
-    z.backward(torch.ones((), device="cuda", dtype=torch.bfloat16).expand_as(z))
-    assert (z.sum(-1, dtype=torch.float32) == 1).all()
-    assert logits.grad.abs().max() == 0  # a constant gradient moves nothing

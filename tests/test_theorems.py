@@ -15,9 +15,9 @@ from torch import Tensor
 
 import discretegrad
 import oracles
-from cases import CATEGORICAL, any_tau, each, each_family
+from cases import CATEGORICAL, RELAXED, SAMPLERS, any_tau, each, each_family
 from discretegrad import mean_baseline, reinmax, straight_through
-from discretegrad.testing import normal, seeded
+from discretegrad.testing import Case, gradient, normal, seeded
 
 EQUAL = 1e-12
 """Largest difference of two sides of an identity, relative to the larger (at least 1)."""
@@ -28,15 +28,7 @@ SIZES = (2, 3, 6)
 OBJECTIVES = ("linear", "quadratic", "cubic", "exponential")
 every_problem = pytest.mark.parametrize(
     ("theta", "f"),
-    [
-        pytest.param(
-            1.5 * normal(n, seed=n),
-            oracles.objectives(1, n)[name],
-            id=f"{n}-{name}",
-        )
-        for n in SIZES
-        for name in OBJECTIVES
-    ],
+    [(1.5 * normal(n, seed=n), oracles.objectives(1, n)[f]) for n in SIZES for f in OBJECTIVES],
 )
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
@@ -79,10 +71,9 @@ def approximation(theta: Tensor, f, weights: Tensor, order: int) -> Tensor:
     corners = torch.eye(len(theta), dtype=theta.dtype)
     slopes, derivative = slopes_of(theta, f), softmax_derivative(theta)
     total = torch.zeros_like(theta)
-    for i in range(len(theta)):
-        for j in range(len(theta)):
-            slope = slopes[j] if order == 1 else (slopes[i] + slopes[j]) / 2
-            total += weights[j] * (slope @ (corners[i] - corners[j])) * derivative[i]
+    for i, j in itertools.product(range(len(theta)), repeat=2):
+        slope = slopes[j] if order == 1 else (slopes[i] + slopes[j]) / 2
+        total += weights[j] * (slope @ (corners[i] - corners[j])) * derivative[i]
     return total
 
 
@@ -119,16 +110,10 @@ def test_remark_4_1_with_the_plain_mean_is_mean_baseline(theta, f, order):
 def test_remark_4_2_reinmax_needs_no_baseline(theta, f):
     pi, slopes = theta.softmax(-1), slopes_of(theta, f)
     corners = torch.eye(len(theta), dtype=theta.dtype)
-    without_baseline = torch.stack(
-        [
-            pi[k]
-            * sum(
-                pi[i] * ((slopes[i] + slopes[k]) / 2) @ (corners[k] - corners[i])
-                for i in range(len(theta))
-            )
-            for k in range(len(theta))
-        ]
-    )
+    without_baseline = torch.zeros_like(theta)
+    for i, k in itertools.product(range(len(theta)), repeat=2):
+        slope = (slopes[i] + slopes[k]) / 2
+        without_baseline[k] += pi[k] * pi[i] * (slope @ (corners[k] - corners[i]))
     assert_equal(mean_over_draws(reinmax, theta, f), without_baseline)
 
 
@@ -190,52 +175,37 @@ def test_bernoulli_reinmax_is_half_the_slope_times_the_probability_of_the_other_
         assert_equal(of_either_order, ours)
 
 
-@pytest.mark.parametrize("tau", [0.1, 1.0, 2.0])
 @each_family
-def test_gumbel_rao_with_one_draw_is_gumbel_softmax(family, tau):
-    logits, g = normal(50, 4).requires_grad_(), normal(50, 4, seed=1)
-    noise = torch.empty(50, 4, dtype=torch.float64).exponential_(generator=seeded(2))
-    given = torch.arange(50) % 4
-    if family == "bernoulli":
-        noise, given = noise.log(), torch.arange(200).reshape(50, 4) % 2
-    common = {"family": family, "given": given}
-    one_draw = discretegrad.gumbel_rao(logits, tau, noise=noise[None], **common)
-    softmax = discretegrad.gumbel_softmax(logits, tau, noise=noise, **common)
-    assert torch.equal(one_draw, softmax)
-    assert_equal(*[torch.autograd.grad((z * g).sum(), logits)[0] for z in (one_draw, softmax)])
+def test_gumbel_rao_with_one_draw_is_gumbel_softmax(family):
+    softmax = Case(SAMPLERS["gumbel_softmax"], family)
+    rao = Case(SAMPLERS["gumbel_rao"], family, {"num_draws": 1})
+    logits = normal(50, 4).requires_grad_()
+    given, noise = softmax.draw(logits).values()
+    for tau in (0.1, 1.0, 2.0):
+        samples = (
+            softmax.sample(logits, tau, given=given, noise=noise),
+            rao.sample(logits, tau, given=given, noise=noise[None]),
+        )
+        assert_equal(*[gradient(sample, logits) for sample in samples])
 
 
-@each_family
+# two categories are the same as a bit, which test_exactness shows
 @pytest.mark.parametrize("logit", [-2.5, 0.0, 1.2])
-def test_gumbel_rao_of_two_categories_tends_to_reinmax(logit, family):
+def test_gumbel_rao_of_bits_tends_to_reinmax(logit):
     """By quadrature over the noise, given each draw; the error falls with tau."""
     nodes, weights = oracles.logistic_quadrature()
+    logits = torch.full_like(nodes, logit)
     for value in (0, 1):
+        given, ones = torch.full(nodes.shape, value), torch.ones_like(nodes)
+        limit = gradient_of_bits(reinmax, logits, given, ones)[0]
         errors = []
         for tau in (0.1, 0.01, 0.001):
-            rao, limit = slopes_at_nodes(family, logit, value, nodes, tau)
-            errors.append(abs((weights * rao).sum().item() - limit))
+            rao = partial(discretegrad.gumbel_rao, tau=tau, noise=nodes[None])
+            slopes = gradient_of_bits(rao, logits, given, ones)
+            errors.append(abs((weights * slopes).sum() - limit).item())
         assert errors[0] < 0.1
         for larger, smaller in itertools.pairwise(errors):
             assert smaller < larger / 8 + 1e-9
-
-
-def slopes_at_nodes(family: str, logit: float, value: int, nodes: Tensor, tau: float):
-    """d sample / d logit of Gumbel-Rao for each noise, and of ReinMax."""
-    logits = torch.full_like(nodes, logit).requires_grad_()
-    draw = torch.full(nodes.shape, value)
-    if family == "bernoulli":
-        common = {"family": family, "given": draw}
-        rao = discretegrad.gumbel_rao(logits, tau, noise=nodes[None], **common)
-        limit = reinmax(logits, **common)
-    else:
-        pair, index = torch.stack([logits, torch.zeros_like(nodes)], -1), 1 - draw
-        drawn = torch.nn.functional.one_hot(index, 2).bool()
-        noise = torch.where(drawn, 1.0, nodes.exp().unsqueeze(-1))
-        rao = discretegrad.gumbel_rao(pair, tau, given=index, noise=noise[None])[:, 0]
-        limit = reinmax(pair, given=index)[:, 0]
-    gradients = [torch.autograd.grad(z.sum(), logits)[0] for z in (rao, limit)]
-    return gradients[0], gradients[1][0].item()
 
 
 def test_gumbel_rao_of_four_categories_tends_to_reinmax():
@@ -268,9 +238,8 @@ def test_adding_a_constant_to_a_row_changes_nothing(case, tau):
     shifts = torch.linspace(-30, 30, 20, dtype=torch.float64).unsqueeze(-1)
 
     def sample_and_gradient(theta):
-        theta = theta.clone().requires_grad_()
-        z = oracles.library_sample(case, theta, index, noise, tau)
-        return torch.stack([z.detach(), torch.autograd.grad((z * g).sum(), theta)[0]])
+        z = oracles.library_sample(case, theta.requires_grad_(), index, noise, tau)
+        return torch.stack([z.detach(), gradient(z, theta, g)])
 
     logits = normal(20, 5)
     assert_equal(sample_and_gradient(logits + shifts), sample_and_gradient(logits))
@@ -310,22 +279,14 @@ def test_mean_baseline_is_far_noisier_than_reinmax_where_categories_are_unlikely
     assert noisy > 50 * variance(reinmax)
 
 
-@each_family
-def test_relaxed_sample_is_twice_differentiable_also_in_tau(family):
+@each(RELAXED)
+def test_relaxed_sample_is_twice_differentiable_also_in_tau(case):
     logits, g = normal(2, 3).requires_grad_(), normal(2, 3, seed=1)
-    noise = torch.empty(2, 3, dtype=torch.float64).exponential_(generator=seeded(2))
-    draw = torch.tensor([2, 0]) if family == "categorical" else torch.tensor([[0, 1, 1], [1, 0, 0]])
     tau = torch.tensor([[0.7], [1.3]], dtype=torch.float64).requires_grad_()
-
-    def value(theta, temperature):
-        # the library holds the draw and the noise given it fixed: so must finite differences
-        gumbel = fixed_noise(family, logits.detach(), draw, noise)
-        if family == "categorical":
-            return ((theta + gumbel) / temperature).softmax(-1)
-        return torch.sigmoid((theta + gumbel) / temperature)
-
-    oracle, common = value(logits, tau), {"family": family, "given": draw, "noise": noise}
-    sample = discretegrad.gumbel_softmax(logits, tau, hard=False, **common)
+    given, noise = case.draw(logits).values()
+    temperature = tau if case.categorical else tau.expand(2, 3)
+    sample = oracles.library_sample(case, logits, given, noise[None], temperature)
+    oracle = oracles.oracle_sample(case, logits, given, noise[None], temperature)
     assert_equal(sample, oracle)
     first = [
         torch.autograd.grad((z.pow(2) * g).sum(), (logits, tau), create_graph=True)
@@ -334,15 +295,3 @@ def test_relaxed_sample_is_twice_differentiable_also_in_tau(family):
     second = [torch.autograd.grad(a.pow(2).sum() + b.pow(2).sum(), (logits, tau)) for a, b in first]
     for ours, theirs in zip(first[0] + second[0], first[1] + second[1], strict=True):
         assert_equal(ours.detach(), theirs.detach())
-
-
-def fixed_noise(family: str, theta: Tensor, draw: Tensor, noise: Tensor) -> Tensor:
-    """The raw noise that the draw and the noise given it stand for."""
-    if family == "categorical":
-        return oracles.conditional_gumbel(theta, draw, noise)
-    pair = torch.stack([theta, torch.zeros_like(theta)], -1)
-    index = 1 - draw
-    drawn = torch.nn.functional.one_hot(index, 2).bool()
-    exponential = torch.where(drawn, 1.0, noise.exp().unsqueeze(-1))
-    gumbel = oracles.conditional_gumbel(pair, index, exponential)
-    return gumbel[..., 0] - gumbel[..., 1]
