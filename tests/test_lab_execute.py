@@ -21,14 +21,12 @@ import torch
 
 from discretegrad_lab.runs import checkpoints, disk, environment, plan
 from discretegrad_lab.runs import execute as module
-from discretegrad_lab.runs import store as store_module
 from discretegrad_lab.runs.execute import StackOptions, execute
 from discretegrad_lab.runs.listener import Listener
 from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import NewerStore, Saved, Status, Store, StoreError
 from discretegrad_lab.stack.trainer import EpochAbandoned
 from discretegrad_lab.tasks.polynomial.config import Polynomial
-from discretegrad_lab.tasks.vae.config import Vae
 from lab_cases import make_stack
 
 EPOCHS = 8
@@ -441,18 +439,6 @@ def test_other_threads_do_without_signals(store):
     assert outcomes[0].complete
 
 
-def test_an_error_gives_the_runs_free(store, ends_well):
-    runs = runs_of(2)
-
-    def fail():
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(runs, store, listener=Record(epoch3=fail), checkpoint_every=0)
-    assert store.status(runs[0]).epoch == 2
-    ends_well(runs)
-
-
 class Clock:
     """A time that passes only when something takes time."""
 
@@ -539,15 +525,6 @@ def test_the_budget_counts_checkpoints_and_slow_epochs(store, monkeypatch, budge
     # who knows nothing but the first epoch expects another one like it
     least = 67.5 if budget < 146 else budget - 24.0
     assert least <= clock.now - 1000.0 <= budget
-
-
-def test_the_budget_counts_a_checkpoint_that_nobody_has_seen(store, monkeypatch):
-    clock = Clock(monkeypatch)
-    stack = clock.stack(epoch=5.0, state=1.5)
-    record = Record()
-    train(runs_of(4), store, make_stack=stack, budget=26.0, listener=record)
-    assert record.only("checkpoint") == [("checkpoint", 3)]
-    assert clock.now - 1000.0 == 1.5 + 3 * 5.0 + 4 * 1.5
 
 
 def test_a_spent_budget_starts_nothing(store, monkeypatch):
@@ -800,30 +777,6 @@ def test_a_full_disk(store, ends_well, monkeypatch, every):
     ends_well(runs)
 
 
-def test_a_full_disk_is_reported_at_once(store, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    record = Record()
-    stack = Clock(monkeypatch).stack(epoch=7.0)
-    with pytest.raises(StoreError, match="No space left on device"):
-        train(runs_of(2, epochs=20), store, make_stack=stack, listener=record)
-    # a checkpoint after five epochs; not only when the next one is due
-    assert record.events[-2:] == [("checkpoint", 5), ("epoch", 6)]
-
-
-def test_a_disk_that_is_too_small_is_found_before_training(store, monkeypatch):
-    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=2000))
-    record = Record()
-    with pytest.raises(StoreError, match="of free space for checkpoints"):
-        train(runs_of(3), store, listener=record)
-    assert not record.only("started", "epoch")
-    assert tree(store.root).keys() == {
-        store.root / ".locks" / f"{run.identity}.lock" for run in runs_of(3)
-    }
-
-
 @pytest.mark.parametrize("whose", ["wanted", "another", "of another hash", "of a new task"])
 def test_a_newer_store_is_refused(store, whose):
     runs = runs_of(3)
@@ -837,20 +790,15 @@ def test_a_newer_store_is_refused(store, whose):
     elif whose == "of a new task":
         directory.parent.rename(store.root / "new")
     before = tree(store.root)
-    wanted = runs[::-1] if whose == "wanted" else runs[1:]
-    record = Record()
-    with pytest.raises(NewerStore, match="install the discretegrad that wrote it"):
-        train(wanted, store, listener=record)
-    assert not record.events
+    for call in (train, estimate):
+        with pytest.raises(NewerStore, match="install the discretegrad that wrote it"):
+            call(runs[::-1] if whose == "wanted" else runs[1:], store)
     assert tree(store.root) == before
-    with pytest.raises(NewerStore):
-        estimate(wanted, store)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "positive number of seconds as budget, got 0"),
         ({"budget": math.nan}, "positive number of seconds as budget, got nan"),
         ({"largest_stack": 0}, "positive whole number as largest_stack, got 0"),
         ({"checkpoint_every": -1}, "seconds as checkpoint_every, got -1"),
@@ -876,8 +824,6 @@ def test_an_estimate_without_experience(store):
     assert found.steps == 3 * EPOCHS * 200
     assert not store.root.exists()
     assert estimate([], store).seconds == 0
-    # without a size of their members, the task is asked
-    assert estimate([Vae(estimator="st", categories=8, latents=4)], store).bytes > 10**6
 
 
 def test_an_estimate_with_experience(store, monkeypatch):
@@ -899,12 +845,6 @@ def test_an_estimate_with_experience(store, monkeypatch):
     # another device says nothing about this one
     monkeypatch.setattr(plan, "device_name", lambda device: "abacus")
     assert estimate(runs, store, bytes_per_member=lambda run: 10).seconds is None
-    damage(store.directory(runs[0]) / "config.json")
-    assert list(estimate(runs, store, bytes_per_member=lambda run: 10).damaged) == [runs[0]]
-    monkeypatch.undo()
-    # the times of all starts add up
-    train(runs[2:4], store, make_stack=Clock(monkeypatch).stack(epoch=10.0))
-    assert store.status(runs[2]).seconds == 80.0
 
 
 def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
@@ -929,13 +869,7 @@ def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
     trained(1000, 400.0, st=1, reinmax=1)
     assert seconds(exact=2, st=1) == 410.0
     # what was trained together counts once
-    assert seconds(exact=2, st=1, reinmax=1) == 410.0
     assert seconds(exact=8, st=2, reinmax=4) == 2 * 10.0 + 3 * 400.0
-    # another stack as large, whose runs come in no order
-    trained(2000, 390.0, st=1, reinmax=1)
-    assert seconds(st=1, reinmax=1) == 400.0
-    trained(3000, 500.0, st=3)
-    assert seconds(st=1) == 500.0
 
 
 # the real trainer
@@ -997,10 +931,6 @@ def test_the_environment(fresh):
     found = environment.describe("cpu", tf32=True)
     assert json.loads(json.dumps(found)) == found
     assert (found["torch"], found["precision"]) == (str(torch.__version__), "float32")
-    assert found["device"] == environment.device_name("cpu") != ""
-    assert found["date"].startswith("20")
-    assert found["date"].endswith("+00:00")
-    assert len(found["source"]) == 16
     assert str(Path(__file__).parents[1]) not in json.dumps(found)
     commit = environment._git(Path(__file__).parent, "rev-parse", "HEAD")
     assert commit is None or found["commit"] == commit
@@ -1025,11 +955,6 @@ def test_free_memory(monkeypatch, tmp_path):
     (tmp_path / "memory.current").write_text("2000\n")
     monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
     assert environment.free_memory("cpu") == 3000
-    (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(environment, "_MEMORY_INFO", tmp_path / "meminfo")
-    assert environment.free_memory("cpu") > 1 << 26
-    (tmp_path / "meminfo").write_text("MemFree: 3 kB\nMemAvailable:  7 kB\n")
-    assert environment.free_memory("cpu") == 7 * 1024
 
 
 if __name__ == "child":

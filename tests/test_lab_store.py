@@ -138,42 +138,12 @@ def test_what_is_saved_comes_back(store):
     ]
 
 
-def test_a_diverged_run_is_done_when_it_is_finished(store):
-    save(store, diverged_step=17)
-    assert (store.status(RUN).state, store.status(RUN).diverged_step) == ("started", 17)
-    save(store, epoch=9, diverged_step=17, finished=True)
-    assert (store.status(RUN).state, store.load(RUN).status.diverged_step) == ("diverged", 17)
-    assert store.status(RUN).done
-
-
-def test_not_a_number_is_a_metric(store):
-    save(store, epoch=1, metrics=[{"epoch": 1, "test": float("nan")}], state={})
-    assert str(store.metrics(RUN)) == "[{'epoch': 1, 'test': nan}]"
-    save(store, epoch=0, metrics=[], state={})
-    assert store.metrics(RUN) == []
-
-
 @pytest.mark.parametrize("row", [{"epoch": 2}, {"epoch": 2, "loss": 0.5, "test": 0.5}])
 def test_all_epochs_have_the_same_metrics(store, row):
     with pytest.raises(ValueError, match=r"expected a row of the metrics \['epoch', 'loss'\]"):
         save(store, metrics=[{"epoch": 1, "loss": 0.5}, row])
     save(store, metrics=[{"epoch": 1, "loss": 0.5}, {"loss": 0.25, "epoch": 2}])
     assert store.metrics(RUN) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
-
-
-def test_an_epoch_can_be_saved_again(store):
-    save(store)
-    # files of others stay
-    (store.directory(RUN) / "notes.txt").write_text("mine")
-    for seconds in (4.5, 9.0):
-        other = {"weights": torch.full((2,), seconds)}
-        here = [{"members": seconds}]
-        save(store, metrics=metrics_at(2), state=other, environment=here, seconds=seconds)
-        saved = store.load(RUN)
-        assert (saved.metrics, saved.status.seconds) == (metrics_at(2), seconds)
-        assert torch.equal(saved.state["weights"], other["weights"])
-        assert len(names(store)) == 6
-        assert "notes.txt" in names(store)
 
 
 def test_saving_takes_a_claim(tmp_path):
@@ -277,20 +247,6 @@ def test_a_directory_that_is_empty_or_has_another_name_is_damaged(store):
         store.metrics(other)
     with pytest.raises(DamagedRun, match="the hash of"):
         list(store.runs())
-
-
-def test_a_disk_that_cannot_read_is_damage(store, monkeypatch):
-    save(store)
-    read = Path.read_bytes
-
-    def read_bytes(path):
-        if path.suffix == ".csv":
-            raise OSError(errno.EIO, "Input/output error")
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert "metrics-3.csv in" in store.status(RUN).reason
-    assert "Input/output error" in store.status(RUN).reason
 
 
 # other versions

@@ -18,8 +18,8 @@ from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.lines import LINES
-from discretegrad_lab.stack.noise import Noise, mixed
-from discretegrad_lab.stack.sampler import Sampler, repeated
+from discretegrad_lab.stack.noise import Noise
+from discretegrad_lab.stack.sampler import Sampler
 from discretegrad_lab.stack.trainer import EpochAbandoned
 from discretegrad_lab.tasks import load_run
 from discretegrad_lab.tasks.polynomial.config import Polynomial, best_loss
@@ -64,13 +64,10 @@ def test_the_identity_is_the_hash_of_everything():
         ({"optimiser": "sgd"}, "expected the optimiser adam or radam, got 'sgd'"),
         ({"tau": 0.0}, "expected a positive number .float. as tau, got 0.0"),
         ({"tau": float("nan")}, "as tau, got nan"),
-        ({"tau": 1}, "as tau, got 1"),
-        ({"learning_rate": -1.0}, "as learning_rate, got -1.0"),
         ({"seed": -1}, "expected a seed from 0 to"),
         ({"epochs": 0}, "expected a positive whole number as epochs, got 0"),
         ({"batch": 2.5}, "expected a positive whole number as batch, got 2.5"),
         ({"target": "c"}, "expected the target constant or spread, got 'c'"),
-        ({"power": -1.0}, "as power, got -1.0"),
         ({"estimator": "rodeo", "batch": 7}, "expected an even batch for rodeo"),
     ],
 )
@@ -153,10 +150,9 @@ def test_seeds_of_members():
     assert seeds.dtype == torch.int64
     assert len(seeds.unique()) == seeds.numel()
     # every bit but that of the sign is a fair coin
-    ones = (seeds.flatten().unsqueeze(-1) >> torch.arange(64) & 1).sum(0)
-    assert ones[63] == 0
-    for count in ones[:63].tolist():
-        assert stats.binomtest(count, seeds.numel()).pvalue > LEVEL / 63
+    ones = (seeds.flatten().unsqueeze(-1) >> torch.arange(64) & 1).sum(0).tolist()
+    assert ones.pop() == 0
+    assert min(stats.binomtest(count, seeds.numel()).pvalue for count in ones) > LEVEL / 63
 
 
 def test_noise_is_distributed_as_it_says():
@@ -166,15 +162,6 @@ def test_noise_is_distributed_as_it_says():
     assert stats.kstest(noise.exponential(50_000).flatten(), "expon").pvalue > LEVEL
 
 
-def test_mixed_numbers_differ_in_half_of_their_bits():
-    for numbers in ((0, 0), (7, 3), (2**31 - 1, 159)):
-        for other in ((numbers[0] + 1, numbers[1]), (numbers[0], numbers[1] + 1), numbers[::-1]):
-            if other != numbers:
-                bits = (mixed(*numbers) ^ mixed(*other)).bit_count()
-                assert 12 < bits < 51
-        assert 0 <= mixed(*numbers) < 2**63
-
-
 # --- samples
 
 
@@ -182,18 +169,6 @@ def sampler_of(*runs):
     noise = Noise([one.seed for one in runs], CPU)
     noise.begin(0)
     return Sampler(in_order(runs), noise)
-
-
-def test_frequencies_of_samples():
-    logits = torch.tensor([[0.3, -1.0, 1.2, 0.0], [2.0, 0.0, -3.0, 0.5]])
-    sampler = sampler_of(run("reinmax", seed=1), run("st", seed=2))
-    samples = sampler(repeated(logits, 40_000))
-    assert samples.shape == (2, 40_000, 4)
-    assert ((samples == 0) | (samples == 1)).all()
-    for member in range(2):
-        counts = samples[member].detach().sum(0)
-        expected = 40_000 * logits[member].softmax(-1)
-        assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > LEVEL
 
 
 PLAIN = {
