@@ -237,6 +237,7 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     assert (event["members"], len(event["done"]), event["steps"]) == (3, 3, 4)
     assert event["bytes"] > 0
     assert event["seconds"] > 0
+    assert "Time: about " in call("run", "tiny", "--dry-run", "--device", "cpu").stdout
 
 
 def test_a_dry_run_uses_the_cost_that_the_list_shows(here):
