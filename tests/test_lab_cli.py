@@ -20,17 +20,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from discretegrad_lab import cli, tasks
-from discretegrad_lab.cli import doctor, plan, selection
+from discretegrad_lab.cli import doctor, selection
 from discretegrad_lab.report.folder import read_section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.runs import cluster, execute, store
 from discretegrad_lab.runs.connection import ClusterError
 from discretegrad_lab.runs.listener import Outcome
-from discretegrad_lab.runs.plan import Estimate, StackEstimate
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
-from discretegrad_lab.tasks.base import Cost
 from discretegrad_lab.watch import board
 from discretegrad_lab.watch.words import size
 from lab_tiny import ESTIMATORS, TINY, tiny
@@ -171,8 +169,6 @@ def test_list_says_what_there_is():
     assert list(recipes) == list(tasks.recipes())
     listed = recipes["tiny"]
     assert (listed["runs"], listed["estimators"], listed["seeds"]) == (6, [*ESTIMATORS], [0, 1])
-    assert (listed["task"], listed["fields"]["tau"]) == ("polynomial", [1.0])
-    assert (listed["cost"], recipes["polynomial-headline"]["cost"]["seconds"]) == (None, 98.0)
 
 
 # run
@@ -224,9 +220,6 @@ def test_json_is_one_object_for_each_event():
     outcome = events[-1]
     assert sorted(outcome["finished"]) == sorted(members)
     assert (outcome["complete"], outcome["exit_code"]) == (True, 0)
-    events = lines(train("--json", "--largest-stack", "4", "--runs", "more").stdout)
-    sizes = [len(event["members"]) for event in events if event["event"] == "stack_started"]
-    assert sizes == [3, 3]
 
 
 def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
@@ -244,22 +237,10 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     assert (event["members"], len(event["done"]), event["steps"]) == (3, 3, 4)
     assert event["bytes"] > 0
     assert event["seconds"] > 0
-    again = call("run", "tiny", "--dry-run", "--device", "cpu").stdout
-    assert "Time: about " in again
-    assert "not known" not in again
+    assert "Time: about " in call("run", "tiny", "--dry-run", "--device", "cpu").stdout
 
 
-def test_time_of_stacks_that_were_never_measured_is_scaled():
-    def stack(steps, size, seconds):
-        return StackEstimate((tiny("st", 0),), 0, size, steps, seconds)
-
-    # 20 steps at 10 bytes take 6 s, so 10 at 40 take 12
-    known = Estimate((stack(20, 10, 6.0), stack(10, 40, None)), (), {})
-    assert plan.scaled_seconds(known) == pytest.approx(18.0)
-    assert plan.scaled_seconds(Estimate((stack(20, 10, None),), (), {})) is None
-
-
-def test_a_dry_run_uses_the_cost_that_the_list_shows(monkeypatch, here):
+def test_a_dry_run_uses_the_cost_that_the_list_shows(here):
     def dry(name, *options):
         return call("run", name, "--dry-run", "--device", "cpu", *options).stdout
 
@@ -271,9 +252,6 @@ def test_a_dry_run_uses_the_cost_that_the_list_shows(monkeypatch, here):
     assert "Time: unknown." in text
     # 105 of the 2,430 runs that take 3 minutes
     assert "They would take about 7.8 s of an H200." in text
-    part = {**vars(TINY), "cost": Cost(60.0, "cpu", "a toy", of="polynomial-headline")}
-    monkeypatch.setitem(tasks._extra, "part", type(TINY)(**{**part, "name": "part"}))
-    assert "Time: about 28 s." in dry("part")
     assert tree(here) == {}
 
 
@@ -376,12 +354,10 @@ CODES = [
     (Outcome(finished=ONE), 0),
     (Outcome(diverged=ONE, already=ONE), 0),
     (Outcome(damaged=BROKEN, stopped=ONE, stopped_by="budget"), 1),
-    (Outcome(damaged=BROKEN), 1),
     (Outcome(stopped=ONE, stopped_by="budget"), 3),
     (Outcome(elsewhere=ONE), 3),
     (Outcome(finished=ONE, stopped_by="budget"), 0),
     (Outcome(stopped=ONE, damaged=BROKEN, stopped_by="SIGTERM"), 130),
-    (Outcome(stopped=ONE, stopped_by="SIGINT"), 130),
 ]
 
 
@@ -415,9 +391,6 @@ def test_a_damaged_run_is_named_and_the_others_are_trained(here):
     result = call("run", "tiny", "--device", "cpu", "-q")
     assert refused(result, broken.identity, "metrics-2.csv", "move this directory away", code=1)
     assert stored.status(TINY.runs()[1]).state == "finished"
-    # with lines of progress, too, it is explained once
-    result = call("run", "tiny", "--device", "cpu")
-    assert (result.exit_code, result.stderr.count("move this directory away")) == (1, 1)
 
 
 def test_ray_gets_what_the_local_engine_gets(monkeypatch):
@@ -448,7 +421,6 @@ BAD = {
     "run tiny --estimators st,reinmx": ["got 'reinmx'; did you mean reinmax?"],
     "run vae-10x30 --estimators rodeo": ["estimators of", "'rodeo'"],
     "run tiny --seeds x": ["0-4,7"],
-    "run tiny --budget 9": ["9m"],
     "run tiny --device tpu": ["cpu or cuda", "tpu"],
     "run tiny --device cuda": ["no CUDA GPU", "choose the device cpu"],
     "run tiny --engine ray --device cuda:1": ["auto, cpu or cuda", "'cuda:1'"],
@@ -459,7 +431,6 @@ BAD = {
     "list tiny --set tau": ["give it as tau=0.5,1"],
     "report tiny": ["runs of tiny in runs", "discretegrad run tiny", "--runs"],
     "report": ["stored runs in runs", "discretegrad run", "--runs"],
-    "report tyni": ["did you mean tiny?"],
     "report --check": ["below results, got none", "--results"],
     "report tiny --check": ["expected no recipe with --check"],
     "plot tiny": ["discretegrad report tiny"],
@@ -550,12 +521,7 @@ def test_a_package_that_is_missing(monkeypatch, here, command, package):
     assert tree(here) == {}
 
 
-def test_tensorboard_files_that_cannot_be_written(here):
-    (here / "events").write_text("a file")
-    result = call("run", "tiny", "--device", "cpu", "--tensorboard", "events")
-    assert refused(result, "TensorBoard files in events", "choose another directory")
-    assert not (here / "runs").exists()
-    # if that shows later, training goes on
+def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
     (here / "later").mkdir()
     (here / "later" / "polynomial").write_text("a file")
     result = call("run", "tiny", "--device", "cpu", "--json", "--tensorboard", "later")
@@ -599,8 +565,8 @@ def test_report_goes_from_runs_to_files_and_is_checked(here):
     assert refused(call("report", "tiny"), "choose another directory with --results", code=1)
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "table.csv", "claims.csv", "report.md"])
-def test_check_finds_what_was_changed_is_missing_or_cannot_be_read(here, name):
+@pytest.mark.parametrize("name", ["runs.csv", "report.md"])
+def test_check_finds_what_was_changed_or_cannot_be_read(here, name):
     train("--seeds", "1")
     call("report", "tiny", "-q")
     path = here / "results" / "tiny" / name
@@ -609,40 +575,17 @@ def test_check_finds_what_was_changed_is_missing_or_cannot_be_read(here, name):
     assert refused(call("report", "--check"), "tiny/", code=1)
     path.write_bytes(b"\xff\xfe")
     assert refused(call("report", "--check"), name, code=2 if name == "runs.csv" else 1)
-    path.unlink()
-    if name != "runs.csv":
-        assert refused(call("report", "--check"), f"tiny/{name}", "no such file", code=1)
-    path.mkdir()
-    assert refused(call("report", "--check"), "expected", name, code=1)
-
-
-def test_report_keeps_results_of_runs_that_are_not_here(here):
-    train()
-    call("report", "tiny")
-    before = tree(here / "results")
-    shutil.rmtree(here / "runs")
-    assert call("report").exit_code == 0
-    assert tree(here / "results") == before
-    # of one that is here only in part, too
-    train("--seeds", "1")
-    started = Store(here / "runs")
-    shutil.rmtree(started.directory(tiny("st", 0)))
-    assert call("report", "tiny").exit_code == 0
-    rows = (here / "results" / "tiny" / "runs.csv").read_text()
-    assert rows.count("finished") == 6
 
 
 def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
     train()
-    call("report", "tiny")
-    before = tree(here / "results")
     # what the store has can be had again
     call("report", "tiny", "--seeds", "1", "--estimators", "st")
     assert (here / "results" / "tiny" / "runs.csv").read_text().count("finished") == 1
     call("report", "tiny")
-    assert tree(here / "results") == before
+    before = tree(here / "results")
     shutil.rmtree(here / "runs")
-    for options in (["--seeds", "1"], ["--estimators", "exact"]):
+    for options in ([], ["--seeds", "1"], ["--estimators", "exact"]):
         assert call("report", "tiny", *options).exit_code == 0
         assert tree(here / "results") == before
     # begun again and not done, or damaged, is not to be had from the store either
@@ -674,18 +617,6 @@ def test_report_says_why_a_run_cannot_be_read(here):
     for directory in others:
         next(directory.glob("metrics-*")).write_bytes(b"")
     assert "discretegrad: and 1 more" in call("report", "tiny", "-q").stderr
-
-
-def test_errors_of_the_store_are_not_about_the_results(monkeypatch):
-    train()
-
-    def metrics(self, run):
-        raise store.StoreError("expected to read a run, got: Permission denied; look at it")
-
-    monkeypatch.setattr(Store, "metrics", metrics)
-    result = call("report", "tiny")
-    assert refused(result, "expected to read a run", code=1)
-    assert "--results" not in result.stderr
 
 
 def test_no_number_is_cut_or_folded_in_a_pipe_or_a_narrow_terminal(here, monkeypatch):
@@ -726,10 +657,6 @@ def test_data_are_checked(here):
     assert found.exit_code == 0
     assert "ok" in found.stdout
     assert "mine/mnist/numbers" in found.stdout
-    (here / "mine" / "mnist" / "numbers").write_bytes(b"\x01\x02\x04")
-    damaged = call("data", "check", "--data", "mine")
-    assert damaged.exit_code == 1
-    assert "damaged" in damaged.stdout
 
 
 def test_data_that_no_recipe_needs_may_be_missing(monkeypatch):
@@ -770,22 +697,16 @@ def test_doctor_says_what_there_is_and_what_to_do(monkeypatch, here):
         assert text in shown
     assert tree(here) == {}
     parts = {part["what"]: part for part in json.loads(call("doctor", "--json").stdout)}
-    assert parts["torch"]["state"].startswith(torch.__version__)
-    assert parts["data set mnist"]["advice"].startswith("`discretegrad data fetch mnist`")
     assert not any(part["broken"] for part in parts.values())
 
 
-def test_doctor_says_what_is_broken(here, monkeypatch):
+def test_doctor_says_what_is_broken(here):
     (here / "runs").write_text("a file")
     result = call("doctor")
     assert result.exit_code == 1
     assert result.stderr.endswith("got trouble with runs directory\n")
-    long = here / ("x" * 300)
-    reasons = {here / "runs" / "below": "Not a directory", long: "File name too long"}
-    for place, reason in reasons.items():
-        assert doctor._disk(place).state == f"{place}: cannot be written ({reason})"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert doctor._disk(here).state.endswith("cannot be written (Permission denied)")
+    place = here / "runs" / "below"
+    assert doctor._disk(place).state == f"{place}: cannot be written (Not a directory)"
     if not torch.cuda.is_available():
         kernels = doctor._kernels()
         assert (kernels.broken, kernels.state[:6]) == (True, "fail: ")

@@ -1,12 +1,10 @@
 """The HTML page and the pictures of a report: structure, safety, and how it works in a browser."""
 
-import dataclasses
 import json
 import math
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 
-from discretegrad_lab.report import plots
 from discretegrad_lab.report.document import Curve, Figure, Page, Section, TextTable, Verdict
 from discretegrad_lab.report.html import DARK, LIGHT, MARKS, luminance, rgb, to_html, visible
 from discretegrad_lab.report.plots import draw, limits, picture_grid
@@ -284,10 +281,6 @@ def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_
     draw([figure], tmp_path / "plot.png")
     pixels = colours(tmp_path / "plot.png")[:400]
     assert all((pixels == rgb(colour)).all(-1).sum() > 50 for colour in colours_of)
-    # a point that is not there has no mark
-    gap = Figure("", "", "", "", (Curve("a", "#0072B2", EPOCHS, [NAN] * 20 + flat[20:]),))
-    assert min(gap.marks(0)) >= 20
-    assert len(set(MARKS)) == len(MARKS) == len(plots._MARKS)
 
 
 def test_the_legend_shows_the_last_value_and_where_it_is():
@@ -297,9 +290,6 @@ def test_the_legend_shows_the_last_value_and_where_it_is():
     assert ends[1] == ("0.25000", "at 30")
     label = next(a["aria-label"] for a, _ in read.of("svg") if "aria-label" in a)
     assert label.startswith("Setting A. loss over epoch. Last values: ReinMax 0.20034; ST 0.25000")
-    nowhere = Curve("a", "#000000", [1, 2, NAN], [1.0, NAN, 2.0], [0.5, 0, 0], [INF, 0, 0])
-    read = Reader(plain(Figure("", "", "", "", (nowhere,))))
-    assert (read.texts("span", "value"), read.texts("span", "interval")) == (["1.0000"], ["at 1"])
 
 
 def test_a_line_can_be_told_from_the_background():
@@ -317,7 +307,6 @@ def test_a_line_can_be_told_from_the_background():
     ("make", "message"),
     [
         (lambda: Curve("a", "red", [], []), r"expected a colour such as #0072b2, got 'red'"),
-        (lambda: Curve("a", "#000000;x", [], []), r"expected a colour"),
         (lambda: Curve("a", "#000000", [], [], dash='1"'), r"expected a dash"),
         (lambda: Curve("a", "#000000", [1], []), r"as many values of y as of x in 'a', got 0 and"),
         (lambda: Curve("a", "#000000", [1], [1], low=[1]), r"both ends of the interval of 'a'"),
@@ -326,10 +315,6 @@ def test_a_line_can_be_told_from_the_background():
         (lambda: draw([], "x.png"), r"expected at least one figure, got none"),
         (lambda: picture_grid([], "x.png"), r"expected rows of the same shape .* got no row"),
         (lambda: picture_grid([("a", torch.ones(2, 2))], "x.png"), r"got \(2, 2\)"),
-        (
-            lambda: picture_grid([("a", np.ones((1, 2, 2))), ("b", np.ones((2, 2, 2)))], "x.png"),
-            r"got \(1, 2, 2\), \(2, 2, 2\)",
-        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, message, tmp_path, monkeypatch):
@@ -478,20 +463,11 @@ def test_a_browser_draws_round_axes_gaps_and_intervals_where_they_are(tmp_path):
 
 
 @needs_browser
-def test_the_watch_sees_errors_and_requests_and_the_policy_of_the_page_stops_them(tmp_path):
+def test_the_policy_of_the_page_stops_requests(tmp_path):
     planted = plain(FIGURE).replace("<main>", '<main><img src="http://example.invalid/a.png">')
     seen = browse(tmp_path, planted, "return {};")
     assert "img-src" in seen["errors"]
     assert seen["net"] == []
-    # without the policy, and with what must not happen
-    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", planted)
-    text = text.replace("</main>", "</main><script>console.error('planted'); planted();</script>")
-    seen = browse(tmp_path, text, "return {};")
-    assert "planted" in seen["errors"]
-    assert any("planted is not defined" in error for error in seen["errors"])
-    assert "http://example.invalid/a.png" in seen["net"]
-    assert "http://example.invalid/a.png" in seen["asked"]
-    assert any("planted is not defined" in line for line in seen["console"])
 
 
 @needs_browser
@@ -554,22 +530,18 @@ def test_a_plot_has_a_panel_for_each_figure_and_the_same_bytes_each_time(tmp_pat
     assert (pixels[970:1380, 2 * 630 + 40 :] == 255).all()
     assert (pixels[970:1380, 630 + 40 : 2 * 630] < 255).any()
     for name in ("a", "b"):
-        draw(figures[:1], tmp_path / f"{name}.png", metadata={"Source": "abc"})
+        draw(figures[:1], tmp_path / f"{name}.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.text == {"Source": "abc"}
-        assert picture.size[0] == 630
 
 
-def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
+def test_a_plot_shows_lines_intervals_and_gaps(tmp_path):
     gap = [NAN if 10 < x < 30 else 0.25 for x in EPOCHS]
     figures = [
         Figure(r"$\no$ formula", "", "epoch", "$", (REINMAX,)),
         Figure("gap", "", "epoch", "loss", (Curve("ST", "#D55E00", EPOCHS, gap),)),
     ]
     draw(figures, tmp_path / "plot.png")
-    pixels = colours(tmp_path / "plot.png")
-    panels = pixels[:400]  # above the legend
+    panels = colours(tmp_path / "plot.png")[:400]  # above the legend
     blue, red = ((panels == rgb).all(-1) for rgb in ([0, 0x72, 0xB2], [0xD5, 0x5E, 0]))
     assert blue[:, :630].sum() > 500
     assert not blue[:, 630:].any()
@@ -577,29 +549,6 @@ def test_a_plot_shows_lines_intervals_gaps_and_the_reference(tmp_path):
     # half of the epochs are missing, in one stretch
     assert np.diff(columns).max() > 0.4 * (columns[-1] - columns[0])
     assert (abs(panels[:, :630] - TINT).max(-1) <= 1).sum() > 500
-
-    with_reference = dataclasses.replace(figures[0], reference=0.22)
-    draw([with_reference, figures[1]], tmp_path / "reference.png")
-    changed = (colours(tmp_path / "reference.png") != pixels).any(-1)
-    assert changed.sum(1).max() > 150
-
-
-def test_dashes_have_the_length_of_the_page_and_intervals_reach_the_foot_of_a_logarithmic_plot(
-    tmp_path,
-):
-    dashed = Curve("a", "#0072B2", EPOCHS, [1.0] * 40, dash="6 3")
-    draw([Figure("", "", "", "", (dashed,))], tmp_path / "plot.png")
-    blue = (colours(tmp_path / "plot.png")[:400] == [0, 0x72, 0xB2]).all(-1)
-    row = blue[blue.sum(1).argmax()]
-    starts = np.flatnonzero(np.diff(row.astype(int)) == 1)
-    # nine pixels of a line two wide, here 1.6 points at 150 dots an inch
-    assert np.median(np.diff(starts)) == pytest.approx(9 / 2 * 1.6 * 150 / 72, rel=0.03)
-    below = Curve("a", "#0072B2", [0, 1, 2], [1.0] * 3, [-1.0] * 3, [2.0] * 3)
-    draw([Figure("", "", "", "", (below,), log_y=True)], tmp_path / "plot.png")
-    pixels = colours(tmp_path / "plot.png")
-    rows = np.flatnonzero((abs(pixels - TINT).max(-1) <= 1).sum(1) > 400)
-    axis = np.flatnonzero((pixels < 120).all(-1).sum(1) > 400)
-    assert 0 < axis[0] - rows[-1] <= 2
 
 
 def test_pictures_stand_in_rows_with_their_grey_values(tmp_path):
@@ -617,14 +566,3 @@ def test_pictures_stand_in_rows_with_their_grey_values(tmp_path):
     assert line[-from_below].tolist() == [0, 127, 0]
     assert line[-3 * (2 + 28 + 1)] == 255  # between the rows
     assert (pixels == [204, 0, 0]).all(-1).sum() == 2 * 3 * 3
-
-
-def test_the_page_needs_nothing_and_the_plots_need_no_window():
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); "
-        "import discretegrad_lab.report.html; "
-        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules); "
-        "import discretegrad_lab.report.plots; "
-        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -28,7 +28,6 @@ from discretegrad_lab.tasks.vae.config import Vae
 from lab_cases import make_stack, use_small_images
 
 LEVEL = 1e-6
-SAMPLERS = [name for name, one in LINES.items() if one.kind == "sampler"]
 SCORES = ("reinforce", "rodeo")
 CPU = torch.device("cpu")
 

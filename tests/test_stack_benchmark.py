@@ -5,7 +5,6 @@ runs in miniature on the CPU, where stacks have no graphs.
 """
 
 import math
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -80,23 +79,6 @@ def test_the_plain_vae_is_one_member_of_the_stack(monkeypatch):
     for gradient, expected in zip(*pairs, strict=True):
         assert expected.abs().max() > 1e-3
         torch.testing.assert_close(gradient[0], expected, **CLOSE)
-
-
-def test_the_plain_vae_trains_on_all_images_in_a_new_order():
-    (run,) = stacks.vae_runs(1, stacks.QUICK)
-    images = torch.arange(25, dtype=torch.uint8).unsqueeze(1).expand(-1, 784)
-    loop = stacks.PlainVae(replace(run, batch=10), images, DEVICE)
-    seen, original = [], loop.loss
-    loop.loss = lambda x: (seen.append((x[:, 0] * 255).round().tolist()), original(x))[1]
-    before = [p.clone() for p in loop.encoder.parameters()]
-    for _ in range(4):
-        loop.step()
-    for first, second in (seen[:2], seen[2:]):
-        assert len({*first, *second}) == 20
-    assert seen[:2] != seen[2:]
-    assert loop.total > 4 * 400
-    for old, new in zip(before, loop.encoder.parameters(), strict=True):
-        assert not torch.equal(old, new)
 
 
 def test_the_plain_polynomial_knows_its_expected_loss():
@@ -214,14 +196,6 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
     assert [sorted(turns[i : i + 2]) for i in (0, 2, 4)] == [[("advance", 1), ("step", 50)]] * 3
 
 
-def test_nothing_begins_after_the_deadline(setup):
-    late = setup._replace(deadline=-1.0)
-    rows = [*stacks.polynomial_rows(late), *stacks.overhead_rows(late)]
-    status = {row["status"] for row in rows if row["provider"] == stacks.STACK}
-    assert status == {measure.TIME_OVER}
-    assert not any(map(measure.is_red, rows))
-
-
 # whole runs
 
 
@@ -236,29 +210,6 @@ def test_overhead_is_what_bare_epochs_do_not_explain():
     assert row["overhead_p20"] < row["overhead"] < row["overhead_p80"]
     assert (row["run_seconds"], row["epochs_seconds"]) == (11.0, 10.0)
     assert (row["checkpoint_seconds"], row["end_seconds"]) == (0.3, 0.5)
-    # of several runs the median one
-    fast, slow = copy(timeline), copy(timeline)
-    fast.end, slow.end, slow.trained = 109.0, 129.0, 119.0
-    several = stacks.shares([slow, fast, timeline], [1.0])
-    assert (several["rounds"], several["overhead"]) == (3, row["overhead"])
-    assert several["overhead_p20"] < row["overhead"] < several["overhead_p80"]
-    assert stacks.shares([fast], [1.0])["overhead"] == 0.0
-
-
-@pytest.mark.parametrize(("repeats", "count"), [(9, 3), (2, 2)])
-def test_short_runs_are_repeated(tmp_path, monkeypatch, repeats, count):
-    now = [0.0]
-
-    def stored_run(runs, setup):
-        now[0] += 7.0
-
-    monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
-    monkeypatch.setattr(stacks, "bare_epochs", lambda stack, setup: [1.0])
-    monkeypatch.setattr(stacks, "stored_run", stored_run)
-    monkeypatch.setattr(stacks, "shares", lambda timelines, bare: {"rounds": len(timelines)})
-    monkeypatch.setattr(stacks.time, "perf_counter", lambda: now[0])
-    setup = setup_of(tmp_path, repeats=repeats, repeats_seconds=20.0)
-    assert stacks.whole_run(stacks.polynomial_runs(2, stacks.QUICK), setup)["rounds"] == count
 
 
 @pytest.mark.parametrize(
