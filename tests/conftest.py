@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -19,3 +20,29 @@ if not torch.cuda.is_available():
 def generator():
     """A CPU generator with a fixed seed."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def global_seed():
+    """The same global random numbers for every test that draws from them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        yield
+
+
+@pytest.fixture
+def own_warnings():
+    """Let pass what torch's own use of its deprecated parts warns of."""
+    messages = (".torch.jit.script(_method)?. is deprecated", ".*Function'> should not be instanti")
+    with warnings.catch_warnings():
+        for message in messages:
+            warnings.filterwarnings("ignore", message, DeprecationWarning)
+        yield
+
+
+@pytest.fixture
+def compiler(own_warnings):
+    """A compiler that has compiled nothing yet."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

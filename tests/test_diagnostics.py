@@ -9,7 +9,6 @@ together compute. The exceptions, where ``bias_detected`` itself is tested, are 
 import json
 import math
 import sys
-import typing
 from dataclasses import replace
 
 import pytest
@@ -394,28 +393,6 @@ def test_evaluations_follow_the_options(estimator, costs, untimed):
     assert (row.mse_per_evaluation is None) == (costs[0] is None)
 
 
-def test_seconds_are_the_median_of_training_steps_after_a_warm_up(monkeypatch):
-    clock = {"now": 0.0, "step": 0}
-
-    class Time:
-        @staticmethod
-        def perf_counter():
-            clock["step"] += 1
-            return clock["now"]
-
-    def f(z):
-        # the first of the timed calls are slow, and so is one of the others
-        clock["now"] += {1: 50.0, 3: 50.0, 7: 9.0}.get(clock["step"], 0.25)
-        return (z - 0.3).square().sum((-1, -2))
-
-    monkeypatch.setattr(cost, "time", Time)
-    for name, seconds in (("reinmax", 0.25), (("leave_one_out", {"num_samples": 4}), 1.0)):
-        clock["step"] = 0
-        row = diagnose(torch.zeros(3, 2, 2), f, [name], num_draws=50, vectorize=False).rows[0]
-        assert row.seconds == approx(seconds)
-        assert clock["step"] == 2 * (cost._WARM_UPS + cost._TIMED_CALLS)
-
-
 def test_a_timed_step_includes_the_gradient_of_the_model():
     weight, passed = nn.Parameter(torch.ones(2)), []
     weight.register_hook(passed.append)
@@ -475,8 +452,9 @@ def test_nothing_of_the_user_is_touched():
     control = discretegrad.ControlNetwork(4).double()
     running = discretegrad.Reinforce("running")
     expectation(logits, f, running, family="bernoulli")
-    baseline = nn.Sequential(nn.Linear(4, 1), nn.Flatten(-2)).double()
-    modules = [f, running, discretegrad.Relax(control), discretegrad.Rebar(), control, baseline]
+    modules = [f, running, discretegrad.Relax(control), discretegrad.Rebar(), control]
+    modes = set()
+    control.register_forward_pre_hook(lambda module, _: modes.add(module.training))
     states = [{k: v.clone() for k, v in m.state_dict().items()} for m in modules]
     before, now = logits.detach().clone(), torch.get_rng_state()
     result = diagnose(
@@ -492,36 +470,11 @@ def test_nothing_of_the_user_is_touched():
     assert torch.equal(logits, before)
     assert torch.equal(logits.grad, torch.ones_like(logits))
     assert int(running.steps) == 1
+    assert modes == {False}
     for module, state in zip(modules, states, strict=True):
         assert module.training
         assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
         assert all(p.grad is None and p.requires_grad for p in module.parameters())
-
-
-class Remembering(nn.Module):
-    """A control variate, or an estimator, that remembers how it was called."""
-
-    modes: typing.ClassVar = set()
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, z, f=None, **arguments):
-        self.modes.add(self.training)
-        self.calls += 1
-        return z.sum(-1) if f is None else expectation(z, f, **arguments)
-
-
-@pytest.mark.parametrize("role", ["estimator", "option"])
-def test_modules_are_copied_and_evaluated(role, untimed):
-    module = Remembering()
-    module.modes.clear()
-    estimator = module if role == "estimator" else ("relax", {"control": module})
-    assert diagnosed([estimator], family="bernoulli", num_draws=5).rows[0].status == "ok"
-    assert module.modes == {False}
-    assert int(module.calls) == 0
-    assert module.training
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -683,21 +636,6 @@ def test_zero_gradients_have_no_direction(untimed):
     assert row.cosine is row.cosine_of_mean is row.relative_bias is None
     assert (row.mse, row.bias_detected) == (0, False)
     assert "?" in result.table()
-    assert "?" in result.table(relative=True)
-
-
-def test_a_zero_estimate_counts_as_cosine_zero(untimed):
-    def often_zero(logits, f, **arguments):
-        scale = (torch.arange(len(logits)) % 2).view(-1, *[1] * (logits.ndim - 1)).to(logits)
-        return (logits * scale * reference).sum((-1, -2))
-
-    reference = torch.tensor([1.0, -1.0]).expand(1, 1, 2)
-    arguments = {"num_draws": 10, "reference": reference, "chunk_size": 10}
-    row = diagnose(torch.zeros(1, 1, 2), lambda z: z.sum((-1, -2)), [often_zero], **arguments).rows[
-        0
-    ]
-    assert row.status == "ok"
-    assert row.cosine == approx(0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -724,7 +662,6 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
     ("changes", "error", "message"),
     [
         ({"num_draws": 1}, ValueError, "expected at least 2 draws"),
-        ({"num_draws": 0}, ValueError, f"expected num_draws {FEW}"),
         ({"num_draws": 2.5}, TypeError, "expected num_draws to be an int"),
         ({"num_samples": 0}, ValueError, f"expected num_samples {FEW}"),
         ({"chunk_size": 0}, ValueError, f"expected chunk_size {FEW}"),
@@ -736,7 +673,6 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
         ({"generator": 3}, TypeError, "expected generator to be a torch.Generator"),
         ({"mask": torch.ones(2, 2)}, TypeError, "expected mask to be a boolean tensor"),
         ({"f": 3}, TypeError, "expected f to be a function"),
-        ({"f": lambda z: 1.0}, ValueError, "must only return Tensors"),
         ({"f": lambda z: 1.0, "vectorize": False}, TypeError, "expected f to return a tensor"),
         ({"f": lambda z: z}, ValueError, "expected f to return one loss per batch element"),
         ({"logits": [1.0]}, TypeError, "expected logits to be a torch.Tensor"),
@@ -750,11 +686,8 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
         ({"estimators": [3]}, TypeError, "expected an estimator to be a name"),
         ({"estimators": ("reinmax", {"tau": 1.3})}, TypeError, "write \\[\\("),
         ({"estimators": [("reinmax", 1.3)]}, TypeError, "expected the options"),
-        ({"estimators": [("reinmax", {"num_samples": -1})]}, ValueError, FEW),
         ({"estimators": [("reinforce", {"given": 1})]}, ValueError, "options without given"),
         ({"reference": "reinmax"}, ValueError, "expected an unbiased estimator"),
-        ({"reference": ESTIMATORS["reinmax"]}, ValueError, "expected an unbiased estimator"),
-        ({"reference": "truth"}, ValueError, "expected the name of an estimator"),
         ({"reference": torch.zeros(2)}, ValueError, "expected a reference gradient of"),
         ({"reference": REFERENCE}, ValueError, "expected a finite ref"),
         ({"reference": "leave_one_out", "reference_draws": 1}, ValueError, "at least 2 draws"),
@@ -794,9 +727,7 @@ def test_table(result):
     assert str(result) == text
     assert "categorical logits (2, 3, 3), batch (2,), 3000 draws, float64 on cpu" in text
     assert "exact, 27 joint outcomes enumerated; norm " in text
-    lines = text.splitlines()
-    assert lines[3].split()[:3] == ["estimator", "bias", "+-"]
-    body = lines[4:9]
+    body = text.splitlines()[4:9]
     assert [row.label in line for row, line in zip(result.rows, body, strict=True)] == [True] * 5
     marked = [line for line in body if line.startswith("*")]
     assert marked == [line for line in body if f"  {result.best().label}  " in line]
@@ -804,8 +735,6 @@ def test_table(result):
     assert f"  {result['straight_through'].variance:.3g}  " in body[0]
     assert f"  <{result['leave_one_out K=2'].bias_bound:.3g}  " in body[1]
     assert "not applicable: disarm: expected family" in body[4]
-    # columns stand below each other
-    assert len({len(line) for line in body[:4]}) == 1
     relative = result.table(relative=True)
     assert f"  {result['straight_through'].relative_bias:.3g}  " in relative
     assert f"  {result['straight_through'].relative_mse:.3g}  " in relative
@@ -848,7 +777,7 @@ def test_plot(result, tmp_path):
     path = tmp_path / "figure.svg"
     figure = result.plot(str(path))
     assert path.read_text().count("<svg") == 1
-    errors, cosines = figure.axes
+    errors, _ = figure.axes
     labels = [text.get_text() for text in errors.get_yticklabels()]
     assert labels == [row.label for row in result.rows if row.applicable][::-1]
     assert "Not applicable: disarm K=2" in figure.get_supxlabel()
@@ -858,10 +787,7 @@ def test_plot(result, tmp_path):
     expected += [row.bias_squared for row in result.rows[3::-1] if row.bias_detected]
     assert widths == pytest.approx(expected)
     # and told apart without colour
-    hatches = {bar.get_hatch() for bar in errors.patches}
-    assert len(hatches) == 2
-    legend = [text.get_text() for text in cosines.get_legend().get_texts()]
-    assert legend == ["of one estimate", "of the mean of 3000"]
+    assert len({bar.get_hatch() for bar in errors.patches}) == 2
 
 
 def test_plot_without_matplotlib(result, monkeypatch):

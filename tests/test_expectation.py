@@ -41,6 +41,7 @@ from discretegrad.testing import assert_close, normal, seeded
 INF, NAN = math.inf, math.nan
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
+pytestmark = pytest.mark.usefixtures("global_seed")
 fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 
@@ -208,28 +209,6 @@ def assert_all(check: Callable[[Tensor, Tensor], Any], found, expected) -> None:
     """Tensors in pairs: ``torch.equal``, or ``assert_close``, of each."""
     for actual, wanted in zip(found, expected, strict=True):
         assert check(actual, wanted) is not False
-
-
-@pytest.fixture(autouse=True)
-def global_seed():
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        yield
-
-
-@pytest.fixture
-def compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def own_warnings(test):
-    """Let pass what torch's own use of its deprecated parts warns of, here and nowhere else."""
-    messages = (".torch.jit.script(_method)?. is deprecated", ".*Function'> should not be instanti")
-    for message in messages:
-        test = pytest.mark.filterwarnings(f"ignore:{message}:DeprecationWarning")(test)
-    return test
 
 
 SHAPES = [(batch, latent) for batch in ((), (4,), (3, 2)) for latent in ((), (2,), (2, 2))]
@@ -524,17 +503,6 @@ def test_logits_that_f_uses_itself_get_both_gradients(case):
 
 
 @each(CASES)
-def test_one_backward_fills_every_gradient_once_and_scales_it(case):
-    problem = Problem(case)
-    result, *expected = case.results(problem, generator=seeded(1))
-    (case.run(problem, generator=seeded(1)) * problem.incoming(result)).sum().backward()
-    assert_all(torch.equal, (x.grad for x in problem.leaves()), expected)
-    (each_one,) = torch.autograd.grad(case.run(problem, generator=seeded(1)).sum(), problem.logits)
-    factors = problem.incoming(result).reshape(-1, *[1] * len(problem.consumed))
-    assert_close(expected[0], factors * each_one)
-
-
-@each(CASES)
 def test_memory_layout_does_not_matter(case):
     problem, turned = (Problem(case, (3, 4)) for _ in range(2))
     turned.logits = problem.logits.detach().movedim(0, -1).contiguous().movedim(-1, 0)
@@ -758,7 +726,6 @@ COMPILED = [
         for case, learns, quick in COMPILED
     ],
 )
-@own_warnings
 def test_compiled_is_the_eager_one(case, learns, compiler):
     """Also with nothing to learn in f."""
     problem = Problem(case)
@@ -776,24 +743,6 @@ def test_compiled_is_the_eager_one(case, learns, compiler):
         gradients = torch.autograd.grad((result * Problem.incoming(result)).sum(), leaves)
         results.append((result.detach(), *gradients))
     assert_all(assert_close, *results)
-
-
-@own_warnings
-def test_generator_breaks_the_graph(compiler):
-    """torch cannot trace a generator: with one, compiled code runs the draw outside the graph."""
-    case = Case(ESTIMATORS["leave_one_out"], "bernoulli")
-    problem = Problem(case)
-
-    def step(logits, generator):
-        return case.run(problem, logits=logits, generator=generator)
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(step, fullgraph=True, backend="aot_eager")(problem.logits, seeded(1))
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend="aot_eager")
-    results = [function(problem.logits, seeded(1)) for function in (compiled, step)]
-    assert_close(*results)
-    assert_close(*(problem.backward(result)[0] for result in results))
 
 
 @each(CASES)
@@ -954,7 +903,6 @@ def test_running_baseline_forgets_losses_that_are_not_finite_and_empty_batches()
 
 
 @each([case for case in OBJECTS if str(case) in ("bernoulli-double_cv", "bernoulli-relax")])
-@own_warnings
 def test_compiled_estimator_object_learns_nothing(case, compiler):
     """Compiled code has no second derivative: the parameters of the object get no gradient."""
     problem = Problem(case)
@@ -1007,7 +955,6 @@ def bad_for_rows() -> Iterator[Bad]:
     for row in ESTIMATORS.values():
         for error, message, arguments in (
             (ValueError, "num_samples of at least 1, got 0", {"num_samples": 0}),
-            (TypeError, "num_samples to be an int, got float", {"num_samples": 2.0}),
             (TypeError, "num_samples to be an int, got bool", {"num_samples": True}),
             (ValueError, rf"num_samples of at least 2, got 1\. {fewer}", {"num_samples": 1}),
             (TypeError, rf"options among .*, got 'flavour'\. {others}", {"flavour": "plain"}),
@@ -1148,7 +1095,6 @@ CONVERT = r"a tensor, got {}\. Convert with torch\.as_tensor\(loss\)\."
 BEGINS = r"one loss .*, a shape that begins \(5, 2\), got {}\. Sum f over its other axes\."
 RETURNS = [
     (lambda z: 1.0, TypeError, CONVERT.format("float")),
-    (lambda z: None, TypeError, CONVERT.format("NoneType")),
     (lambda z: (loss(z), loss(z)), TypeError, CONVERT.format("tuple")),
     (lambda z: loss(z) * 1j, TypeError, r"real losses, got dtype torch\.complex\d+"),
     (lambda z: loss(z)[:3], ValueError, BEGINS.format(r"\(3,\)")),
@@ -1177,10 +1123,8 @@ SIZE = r"the last axes of z to have 3 elements together, got shape \(4, 5, 2\)\.
     ("name", "function", "error", "message"),
     [
         ("reinforce", lambda x: x, ValueError, FITS.format(r"\(5, 2\)")),
-        ("reinforce", lambda x: x[:3, 0], ValueError, FITS.format(r"\(3,\)")),
         ("reinforce", lambda x: 1.0, TypeError, "the baseline to return a tensor, got float"),
         ("relax", lambda z: z.sum(), ValueError, EACH.format(r"\(4, 5\)", r"\(\)")),
-        ("relax", lambda z: z, ValueError, EACH.format(r"\(4, 5\)", r"\(4, 5, 2\)")),
         ("relax", lambda z: 1.0, TypeError, TENSOR),
         ("relax", ControlNetwork(3), ValueError, SIZE),
         ("rodeo", lambda x: x[..., :1], ValueError, EACH.format(r".*, 3, 2\)", r".*, 3, 1\)")),
@@ -1199,21 +1143,16 @@ def test_functions_that_return_something_else(name, function, error, message):
     [
         (Reinforce, {"baseline": "mean"}, ValueError, r"baseline None, .* got 'mean'"),
         (Reinforce, {"decay": 1.0}, ValueError, r"decay in \[0, 1\), got 1\.0\. Try 0\.99\."),
-        (Reinforce, {"decay": "slow"}, TypeError, r"decay to be a number, got str"),
         (MuProp, {"offset": INF}, ValueError, r"a finite offset, got inf"),
-        (MuProp, {"slope": None}, TypeError, r"slope to be a number, got NoneType"),
         (Rebar, {"tau": 0.0}, ValueError, r"tau in \(0, inf\), .* got 0\.0\. .*"),
         (Rebar, {"scale": NAN}, ValueError, r"a finite scale, got nan"),
         (Rebar, {"tied": 1}, TypeError, r"tied to be True or False, got 1"),
         (Relax, {"control": None}, ValueError, r"a control variate, got None\. .*"),
-        (Relax, {"control": "r"}, TypeError, r"control to be a function or .* got str"),
         (Relax, {"control": 3, "tau": -1.0}, ValueError, r"tau in \(0, inf\), .* got -1\.0\. .*"),
-        (Relax, {"control": 3, "scale": "a"}, TypeError, r"scale to be a number, got str"),
         (ControlNetwork, {"num_inputs": 0}, ValueError, r"num_inputs of at least 1, got 0"),
         (ControlNetwork, {"num_inputs": 3, "hidden": 2.5}, TypeError, r"hidden to be an int, .*"),
         (DoubleCV, {"alpha": "a"}, TypeError, r"alpha to be a number, got str"),
         (Rodeo, {"hidden": 0}, ValueError, r"hidden of at least 1, got 0"),
-        (Rodeo, {"beta": NAN}, ValueError, r"a finite beta, got nan"),
     ],
 )
 def test_bad_estimator_object(made, arguments, error, message):

@@ -26,26 +26,7 @@ REINMAX = [case for case in CASES if case.row.name == "reinmax"]
 MASK = torch.tensor([True, True, False, True, True])
 
 
-def own_warnings(test):
-    """Let pass what torch's own use of its deprecated parts warns of, here and nowhere else."""
-    messages = (".torch.jit.script(_method)?. is deprecated", ".*Function'> should not be instanti")
-    for message in messages:
-        test = pytest.mark.filterwarnings(f"ignore:{message}:DeprecationWarning")(test)
-    return test
-
-
-@pytest.fixture(autouse=True)
-def global_seed():
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        yield
-
-
-@pytest.fixture
-def compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("global_seed")
 
 
 @pytest.fixture
@@ -85,7 +66,6 @@ def assert_compiled_is_eager(sampler, logits):
 
 
 @each(CASES)
-@own_warnings
 def test_compiled_sampler_is_the_eager_one(case, compiler):
     # batches of any size
     sizes = (4, 6, 9) if case in DEFAULTS else (4,)
@@ -102,7 +82,6 @@ def test_compiled_sampler_is_the_eager_one(case, compiler):
 
 # all but the first take too long for every run of the tests
 @each([CASES[0], *(pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in CASES[1:])])
-@own_warnings
 def test_compiled_with_the_default_backend(case, compiler):
     logits = normal(30, 5, dtype=torch.float32).requires_grad_()
     arguments, weights = case.draw(logits), weights_like(logits)
@@ -137,8 +116,7 @@ class Sampler(nn.Module):
 
 
 @each(CASES)
-@own_warnings
-def test_export(case):
+def test_export(case, own_warnings):
     module, x = Sampler(case), normal(8, 5, dtype=torch.float32)
     shapes = {"x": {0: torch.export.Dim("batch")}}
     exported = torch.export.export(module, (x,), dynamic_shapes=shapes).module()
@@ -377,9 +355,8 @@ def test_double_backward_is_refused(case, objective):
 
 
 @each(HARD)
-@own_warnings
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_double_backward_is_refused_under_transforms(case, objective, every_warning):
+def test_double_backward_is_refused_under_transforms(case, objective, every_warning, own_warnings):
     logits, weights = normal(4, 5), normal(4, 5, seed=7)
 
     def of(logits):
@@ -395,7 +372,6 @@ def test_double_backward_is_refused_under_transforms(case, objective, every_warn
 
 
 @each(REINMAX)
-@own_warnings
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_double_backward_of_compiled_code_is_no_wrong_number(case, backend, compiler):
     compiled = torch.compile(lambda x: case.sample(x, 0.7), fullgraph=True, backend=backend)
