@@ -92,13 +92,14 @@ def _formula(draw: Draw, gap: float | Literal["p"]) -> Gradient:
         lead: Tensor | float = -torch.log1p(-prob) / prob
     else:
         lead = gap
-    natural = family.natural(variables)
+    moved = family.natural(variables)
     if family.name == "bernoulli":
         # the drawn value and the other are two categories with logits (+-l, 0)
-        ahead = torch.where(drawn, natural, -natural).clamp(min=lead)
-        return jacobian_at(draw, torch.where(drawn, ahead, -ahead))
-    behind = natural.clamp(max=-lead)
-    return jacobian_at(draw, behind.scatter(-1, drawn, 0.0))
+        moved = torch.where(drawn, moved, -moved).clamp(min=lead)
+        return jacobian_at(draw, torch.where(drawn, moved, -moved))
+    moved = moved.clamp(max=-lead)
+    moved = moved.scatter(-1, drawn, 0.0)  # under the same name, so that memory is freed
+    return jacobian_at(draw, moved)
 
 
 ROW = sampler_row(
