@@ -231,17 +231,6 @@ def exponential_grid(n: int, drawn: int, step: float, reach: float) -> Regions:
     return ratios, (log_density + (n - 1) * math.log(step)).exp()
 
 
-def third_difference(problem: Problem) -> float:
-    """Of f, when three variables change their value: zero for quadratic f."""
-    total = 0.0
-    for choice in itertools.product([0, 1], repeat=3):
-        z = torch.tensor([*choice] + [0] * (len(problem.probs) - 3))
-        if problem.family == "categorical":
-            z = torch.nn.functional.one_hot(z, problem.logits.shape[-1])
-        total += (-1) ** sum(choice) * problem.f(z.double()).item()
-    return total
-
-
 def log_prob(logits: Tensor, z: Tensor, family: str) -> Tensor:
     if family == "bernoulli":
         return (z * logits - torch.nn.functional.softplus(logits)).sum()

@@ -37,16 +37,11 @@ DRAWS = {True: 100_000, False: 30_000}
 """For z-tests of estimators with continuous noise, and of the draws of all others."""
 
 TOLERANCES = {
-    # a sum over regions, of numbers around 1
-    "exact": 1e-12,
-    # an integral by the trapezoid rule
-    "quadrature": 1e-7,
-    # one formula along two paths
-    "same": 1e-11,
-    # a second derivation, relative, which need not be stable
-    "derivation": 1e-8,
-    # finite differences in float64, relative
-    "slope": 1e-6,
+    "exact": 1e-12,  # a sum over regions, of numbers around 1
+    "quadrature": 1e-7,  # an integral by the trapezoid rule
+    "same": 1e-11,  # one formula along two paths
+    "derivation": 1e-8,  # a second derivation, relative, which need not be stable
+    "slope": 1e-6,  # finite differences in float64, relative
 }
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
@@ -280,12 +275,6 @@ def test_every_score_function_row_has_a_proof():
         assert min(case.num_samples for case in proven) == row.min_samples
         learners = {type(x.module()) for x in LEARNERS if x.name == name}
         assert learners == ({row.module} if row.module is not None else set())
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_the_problems_are_neither_linear_nor_quadratic(problem):
-    assert abs(score_oracles.third_difference(problem)) > 0.05
-    assert 3 <= problem.probs.shape[0] <= 5
 
 
 @each([case for case in ALL_CASES if case.name in ENUMERABLE])
@@ -543,15 +532,6 @@ def test_quadrature_finds_a_planted_error(error, problem, relaxation, monkeypatc
         prove_by_quadrature(problem, relaxation, tied=True)
 
 
-def test_a_wrong_value_and_a_wrong_gradient_for_the_parameter_are_found():
-    problem = PROBLEMS[0]
-    exact = truth(problem)
-    for name in Moments._fields:
-        wrong = exact._replace(**{name: getattr(exact, name) * 1.001})
-        with pytest.raises(AssertionError, match=f"{name} is wrong"):
-            assert_equal(wrong, problem, "exact")
-
-
 def random_draw(case: Case, count: int) -> tuple[Tensor, dict[str, Tensor]]:
     """What ``results`` takes for a batch: arbitrary numbers, no matter how likely."""
     generator = seeded(31)
@@ -617,22 +597,9 @@ def variance(case: Case) -> Tensor:
     return second_moment(case) - exact.square()
 
 
-def random_bits(count: int, size: float, seed: int) -> Problem:
-    return Problem(f"seed {seed}", "bernoulli", size * normal(count, seed=100 + seed))
-
-
 def both_variances(problem: Problem, of: Callable[[Case], Tensor] = variance) -> tuple[Tensor, ...]:
     """Of DisARM and of leave-one-out with two samples."""
     return tuple(of(plain(name, problem)) for name in ("disarm", "leave_one_out"))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_disarm_varies_less_than_leave_one_out_for_one_bit(seed):
-    """By exactly the probability of the likelier value."""
-    problem = random_bits(1, size=2.0, seed=seed)
-    disarm, independent = both_variances(problem, of=second_moment)
-    likely = torch.sigmoid(problem.logits.abs())
-    torch.testing.assert_close(disarm, likely * independent, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -644,7 +611,7 @@ def test_disarm_varies_at_most_twice_the_likelier_probability_times_leave_one_ou
     So at p = 1/2, where the factor is 1, DisARM never varies more.
     """
     for size in (0.0, 0.5, 3.0):
-        problem = random_bits(4, size, seed)
+        problem = Problem(f"seed {seed}", "bernoulli", size * normal(4, seed=100 + seed))
         object.__setattr__(problem, "weight", normal(4, 4, seed=seed).mul(2).requires_grad_())
         disarm, independent = both_variances(problem, of=second_moment)
         factor = 2 * torch.sigmoid(problem.logits.abs())
@@ -736,20 +703,6 @@ def test_no_variance_for_linear_f(family):
     for case in cases:
         assert variance(case).abs().max() <= TOLERANCES["same"]
         assert variance(plain("leave_one_out", problem)).min() > 0.01
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_more_samples_of_leave_one_out_are_worth_more_than_their_number(problem):
-    """It is a U-statistic: K times its variance does not grow with K (Hoeffding 1948)."""
-    two, three = (variance(plain("leave_one_out", problem, count)) for count in (2, 3))
-    assert (3 * three <= 2 * two + 1e-14).all()
-    assert (3 * three).sum() < 0.99 * (2 * two).sum()
-
-
-@pytest.mark.parametrize("problem", FIXED_BITS, ids=str)
-def test_pairs_of_disarm_are_independent(problem):
-    one, two = (variance(plain("disarm", problem, count)) for count in (2, 4))
-    torch.testing.assert_close(two, one / 2, rtol=0, atol=TOLERANCES["same"])
 
 
 class Learner(NamedTuple):
