@@ -34,22 +34,22 @@ def gumbel_rao(
 ) -> Tensor:
     r"""A sample with the gradient of ``gumbel_softmax`` averaged over its noise.
 
-    With a draw $z$, noise $G^1 \dots G^K$ (Gumbel, or logistic for bits) given that each selects
+    With a draw $z$, noise $G^1 \dots G^M$ (Gumbel, or logistic for bits) given that each selects
     $z$, and $C = \partial\mu/\partial l$, a gradient $g = \partial f / \partial z$ becomes
 
-    $$\hat\nabla = \frac1{K\tau} \sum_{m=1}^K C\big((l + G^m)/\tau\big)\, g .$$
+    $$\hat\nabla = \frac1{M\tau} \sum_{i=1}^M C\big((l + G^i)/\tau\big)\, g .$$
 
-    Symbols: $l$ ``logits``, $\tau$ ``tau``, $K$ ``num_draws``.
+    Symbols: $l$ ``logits``, $\tau$ ``tau``, $M$ ``num_draws``.
 
     Properties: the bias of ``gumbel_softmax`` at the same tau, with less variance; as tau goes to
-    0 and K to infinity it tends to ``reinmax``. Time grows with K, memory does not.
+    0 and M to infinity it tends to ``reinmax``. Time grows with M, memory does not.
 
     Differs from the paper's text, which differentiates through the conditional distribution of the
     noise: here it is a constant in the gradient, as in the code released with ReinMax.
 
     Args:
-        num_draws: Number of noise draws K.
-        noise: For what is given: K times the noise of ``gumbel_softmax``, (K, *logits.shape).
+        num_draws: Number of noise draws M.
+        noise: For what is given: M times the noise of ``gumbel_softmax``, (M, *logits.shape).
         seed: Instead of it, int64 seeds for the first axes of the variables: what a seed gives
             depends on the backend, but not on the rest of the batch.
 
