@@ -306,7 +306,8 @@ class Says(Listener):
         self.run, = runs
 
     def epoch_done(self, epoch, metrics, seconds):
-        print(self.run.seed, epoch, flush=True)
+        # in one piece: several members say it at once
+        print(f"{self.run.seed} {epoch}\\n", end="", flush=True)
 
 runs = seeds(LONG, 3)
 outcome = cluster.execute(runs, sys.argv[1], address=sys.argv[2], stacks=ALONE, listener=Says())
