@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_flag, check_hard
+from .._math import row_sum
 from .._row import sampler_row
 from .._types import Backend, Method, Temperature
 from ..families import Family, FamilyLike
@@ -83,14 +84,13 @@ def _rule(order: int = 2, as_released: bool = False) -> Rule:
 def _formula(draw: Draw, form: str) -> Gradient:
     family, variables, drawn, _ = draw
     prob = family.probability(drawn, family.tempered(variables))
-    # a bit has two values, whatever its logit
     allowed = (variables.logits.detach() > -torch.inf,) if family.name == "categorical" else ()
     return Gradient(partial(_gradient, family, form), (variables.point, prob, *allowed))
 
 
 def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tensor) -> Tensor:
     point, prob, *allowed = saved
-    n = allowed[0].sum(-1, keepdim=True) if allowed else 2
+    n = allowed[0].sum(-1, keepdim=True) if allowed else 2  # a bit has two values in any case
     if form == "released":
         mean = family.mean(point)
         at_draw = family.sample(point, drawn) * mean * g
@@ -102,7 +102,7 @@ def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tenso
     if form == "first":
         return first_order
     if allowed:
-        advantage = g.gather(-1, drawn) - family.dot(allowed[0].to(g.dtype), g) / n
+        advantage = g.gather(-1, drawn) - row_sum(torch.where(allowed[0], g, 0)) / n
     else:
         advantage = torch.where(drawn, g, -g) / 2
     return (advantage * family.residual(drawn, point) + first_order) / 2
