@@ -6,8 +6,9 @@ GPU_PYTHON ?= python3
 # a file of tests stays with one process
 PARALLEL := -n auto --dist loadfile
 DEMO := output/demo
+SECONDS ?= 60
 
-.PHONY: help demo test test-all test-gpu lint types docs benchmark clean
+.PHONY: help demo test test-all test-gpu lint types docs benchmark soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -52,6 +53,9 @@ docs: $(VENV)/.dev  ## build the documentation, warnings are errors
 benchmark: $(VENV)/.dev  ## CPU benchmarks: write benchmarks/*.csv and the tables in the docs
 	$(PY) benchmarks/run.py
 	$(PY) benchmarks/steps.py
+
+soak: $(VENV)/.dev  ## attack library and lab with random cases for SECONDS (60); RECORD=1 stores the counts
+	$(PY) -m soak --seconds $(SECONDS) --processes 2 $(if $(RECORD),--record)
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(DEMO) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,8 +5,8 @@
     python benchmarks/table.py --preview DIR    the pages of the benchmarks from the CSV files in a
                                                 folder, into the same folder
 
-Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py), the folders below
-results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the registry.
+Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, and make soak), the
+folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the registry.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kernels
+import reliability
 import reproduction
 import run
 import stacks
@@ -24,7 +25,7 @@ from pages import PICTURES, draw, filled, relative, shows
 from discretegrad_lab.report.document import Figure
 
 README = ROOT / "README.md"
-PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE)
+PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, reliability.PAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
