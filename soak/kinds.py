@@ -4,12 +4,14 @@ import json
 import random
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 Config = dict[str, Any]
+Check = Callable[[SimpleNamespace], int | None]
 
 
 class Unsuitable(Exception):
@@ -27,7 +29,7 @@ class Kind:
     """What holds if nothing is found, for the table."""
     fields: Mapping[str, Sequence[Any]]
     """What is attacked, then everything else; the values of each, the simplest first."""
-    check: Callable[[SimpleNamespace], int | None]
+    check: Check
     """Raises if something is wrong; may say how many attacks it was."""
     unit: str = "comparison"
     """What an attack is."""
@@ -41,7 +43,10 @@ class Kind:
 
     def run(self, config: Config) -> int:
         """How many attacks it was; raises what is wrong."""
-        attacks = self.check(SimpleNamespace(**config))
+        # small temperatures are the point, and NumPy tells of infinities in Triton's interpreter
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attacks = self.check(SimpleNamespace(**config))
         return 1 if attacks is None else attacks
 
     def failure(self, config: Config) -> Exception | None:
@@ -101,6 +106,23 @@ class Kind:
         """What runs a case again: the fields that are not as simple as can be."""
         words = [f"{k}={_text(v)}" for k, v in config.items() if v != self.fields[k][0]]
         return shlex.join(["python", "-m", "soak", "--check", self.name, *words])
+
+
+KINDS: dict[str, Kind] = {}
+"""All kinds by name."""
+
+
+def kind(
+    part: str, says: str, unit: str = "comparison", share: float = 1.0, **fields: Sequence[Any]
+) -> Callable[[Check], Kind]:
+    """Make a check a kind of that name."""
+
+    def register(check: Check) -> Kind:
+        name = check.__name__.strip("_")
+        KINDS[name] = Kind(name, part, says, fields, check, unit, share)
+        return KINDS[name]
+
+    return register
 
 
 def _text(value: Any) -> str:

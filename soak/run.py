@@ -18,9 +18,8 @@ import reliability
 import torch
 
 from . import ROOT, cases, lab
-from .kinds import Kind, Unsuitable
+from .kinds import KINDS, Kind, Unsuitable
 
-KINDS = {kind.name: kind for kind in (*cases.KINDS, *lab.KINDS)}
 PARTS = ("library", "lab")
 SHRINK_SECONDS = {"library": 20.0, "lab": 60.0}
 CONTEXT: BaseContext = multiprocessing.get_context("spawn")
@@ -103,9 +102,9 @@ class Worker:
         self.at, self.since = (None if ended else report), time.perf_counter()
         return report if ended else None
 
-    def end(self) -> int | None:
-        """Stop it, if it still runs; its exit code."""
-        self._process.join(5)
+    def end(self, seconds: float) -> int | None:
+        """Stop it if it has not ended after so long; its exit code."""
+        self._process.join(seconds)
         self._process.kill()
         self._process.join()
         return self._process.exitcode
@@ -139,7 +138,7 @@ def soak(options: argparse.Namespace) -> list[Report]:
                 try:
                     report = worker.receive()
                 except EOFError:
-                    code = worker.end()
+                    code = worker.end(60)
                     del workers[place]
                     if code:
                         problem = f"the process died with the exit code {code}"
@@ -148,11 +147,14 @@ def soak(options: argparse.Namespace) -> list[Report]:
                         reports.append(report)
                         show(report)
             elif time.perf_counter() - worker.since > HANG_SECONDS:
-                worker.end()
+                worker.end(0)
                 problem = f"it hangs: no end after {HANG_SECONDS:.0f} s"
             if problem:
-                at = worker.at or Report("none", options.first)
-                command = f"python -m soak --case {at.kind}-{at.number}"
+                at, command = worker.at, options.command
+                if at is None:  # between two cases
+                    at = Report("none", options.first)
+                else:
+                    command = f"python -m soak --case {at.kind}-{at.number}"
                 reports.append(at._replace(attacks=1, problem=problem, command=command))
                 show(reports[-1])
                 workers.pop(place, None)
