@@ -3,15 +3,18 @@
 import argparse
 import itertools
 import multiprocessing
+import os
 import random
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import measure
 import reliability
@@ -279,12 +282,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(options.command, flush=True)
     begin = time.perf_counter()
     about = measure.about_run(options, measure.Setup(torch.device(cases.DEVICE)))
-    reports = soak(options)
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, TMPDIR=folder),  # of the workers, also those that are killed
+    ):
+        reports = soak(options)
     about |= {"duration": round(time.perf_counter() - begin), "processes": options.processes}
-    folder = measure.STORED if options.record else options.output
-    table = rows(reports, about)
-    measure.write_csv(folder / reliability.FILE.name, reliability.FILE.columns, table)
-    print(f"\n{summary(reports)}\nwritten: {folder / reliability.FILE.name}")
+    path = (measure.STORED if options.record else options.output) / reliability.FILE.name
+    measure.write_csv(path, reliability.FILE.columns, rows(reports, about))
+    print(f"\n{summary(reports)}\nwritten: {path}")
     if options.record:
         print("now write the page: python benchmarks/table.py")
     return 1 if any(report.problem for report in reports) else 0
