@@ -5,6 +5,7 @@ a start from nothing; what they run is the command ``discretegrad`` itself.
 """
 
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -45,13 +46,15 @@ DAMAGES = ("flip", "cut", "grow", "zero", "delete", "swap", "directory", "loop",
 
 # commands
 
+_NUMBERS = itertools.count()
+
 
 class Command:
     """A command line that runs in a process of its own."""
 
     def __init__(self, folder: Path, *words: object, fresh: bool = False, ends: str = "") -> None:
-        self.errors = folder / f"errors-{len([*folder.glob('errors-*')])}"
-        self.output = self.errors.with_name(self.errors.name.replace("errors", "output"))
+        number = next(_NUMBERS)
+        self.errors, self.output = folder / f"errors-{number}", folder / f"output-{number}"
         arguments = [str(word) for word in words]
         self._process: Any
         if fresh or ends:
