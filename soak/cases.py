@@ -194,6 +194,10 @@ def sampler(c: SimpleNamespace) -> None:
         scale = torch.maximum(scale, g.double().abs())
     if case.categorical:
         scale = scale.amax(-1, keepdim=True)
+        ends = [g.double().masked_fill(excluded, sign * math.inf) for sign in (1, -1)]
+        alike = ends[0].amin(-1, keepdim=True) == ends[1].amax(-1, keepdim=True)
+        # then the gradient is 0 but for rounding
+        scale = torch.where(alike, g.double().abs().amax(-1, keepdim=True), scale)
     difference(actual, expected, scale, c.dtype, 1.0)
 
 
