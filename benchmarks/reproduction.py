@@ -31,7 +31,7 @@ RESULTS = ROOT / "results"
 
 VAE, DEMO = "vae-10x30", "polynomial-headline"
 CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "settings", "temperatures"))
-OTHER_SIZES = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12")
+OTHER_SIZES = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8")
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 

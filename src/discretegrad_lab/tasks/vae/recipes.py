@@ -21,7 +21,14 @@ TASK = Task(
     pictures=(Picture("reconstructions", draw_reconstructions),),
 )
 # how long the runs of a column took together, where they have been trained
-_SECONDS = {"8x4": 150.0, "4x24": 160.0, "8x16": 177.0, "16x12": 190.0, "10x30": 240.0}
+_SECONDS = {
+    "8x4": 150.0,
+    "4x24": 160.0,
+    "8x16": 177.0,
+    "16x12": 190.0,
+    "64x8": 360.0,
+    "10x30": 240.0,
+}
 
 
 def _column(column: str) -> Recipe:
