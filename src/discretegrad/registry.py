@@ -6,6 +6,7 @@ from types import MappingProxyType
 from ._row import Estimator
 from .estimators import (
     arms,
+    blend,
     disarm,
     disarm_tree,
     double_cv,
@@ -30,6 +31,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         for module in (
             reinmax,
             straight_through,
+            blend,
             gumbel_softmax,
             gumbel_rao,
             gapped,

@@ -23,16 +23,13 @@ def _best(metric: str, table: int) -> Callable[[Results], Judgement]:
         }
         ours = final(results.where(estimator="reinmax"), metric)
         votes, texts = [], []
-        for key in results.estimators():
-            if key == "reinmax":
-                continue
+        # further lines are no part of the claim
+        for key in (key for key in results.estimators() if key in published and key != "reinmax"):
             theirs = final(results.where(estimator=key), metric)
             votes.append(lower(ours, theirs))
             if theirs.count:
                 p = compare(ours, theirs).chance or "unknown"
-                paper = "unknown"
-                if key in published:
-                    paper = compare(published["reinmax"], published[key]).chance or "unknown"
+                paper = compare(published["reinmax"], published[key]).chance or "unknown"
                 texts.append(f"{line(key).label} {theirs.mean:.2f} (p {p}; in the paper {paper})")
             else:
                 texts.append(f"{line(key).label}, of which no run is finished")
