@@ -130,7 +130,7 @@ def factor_of(name, row_tau, sample_prob, n):
         return 1.0
     if name == "mean_baseline":
         return max(1.0, 1 / (n * sample_prob)) if sample_prob > 0 else math.inf
-    return 1 / row_tau
+    return max(1.0, 1 / row_tau) if name == "blend" else 1 / row_tau
 
 
 def tolerance(dtype, scale):
