@@ -33,6 +33,7 @@ from discretegrad_lab.tasks.polynomial.config import best_loss
 from discretegrad_lab.tasks.polynomial.recipes import CANDIDATES
 from discretegrad_lab.tasks.statistics import Comparison, Summary, compare, student, summarise
 from discretegrad_lab.tasks.vae import published
+from discretegrad_lab.tasks.vae.recipes import PAPER
 
 VAE, CURVES = tasks.recipe("vae-10x30"), tasks.recipe("polynomial-curves")
 SETTINGS, SEARCH = tasks.recipe("polynomial-settings"), tasks.recipe("polynomial-temperatures")
@@ -67,7 +68,7 @@ def vae(shifts=None, seeds=None):
     """The published column, each run off by a normal number, and a shift."""
     noise = random.Random(3)
     rows, curves = [], {}
-    for run in VAE.runs(seeds=seeds):
+    for run in VAE.runs(seeds=seeds, estimators=PAPER):
         metrics = {}
         for metric, table in (("train", 2), ("test", 9)):
             cell = published.cells()[table, run.estimator, "10x30"]
