@@ -77,12 +77,14 @@ Recipes = Annotated[list[str] | None, typer.Argument(metavar="RECIPE", help=RECI
 Seeds = Annotated[
     str | None,
     typer.Option(
+        "--seeds",
         metavar="SEEDS",
         help="How many, such as 5 for 0 to 4, or which, such as 0-4,7; a single one is 7-7.",
     ),
 ]
 Estimators = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Some of them, such as reinmax,st.")
+    str | None,
+    typer.Option("--estimators", metavar="NAMES", help="Some of them, such as reinmax,st."),
 ]
 Changes = Annotated[
     list[str] | None,
