@@ -24,6 +24,7 @@ FROZEN = {
     "vae-64x8": (90, "6687ea402ffb2420"),
     "vae-8x16": (90, "746b78032d02b8f0"),
     "vae-8x4": (90, "52aae84fa0d229ef"),
+    "vae-8x4-collapse": (500, "294d51d6c866b26a"),
 }
 
 
