@@ -595,6 +595,26 @@ def test_the_claims_about_the_vae():
     assert f"in the paper {p:.2g})" in claim.evidence
 
 
+def test_the_claims_about_temperatures_of_the_vae():
+    recipe = tasks.recipe("vae-temperatures")
+
+    def found(best):
+        noise = random.Random(1)
+        rows = []
+        for run in recipe.runs():
+            loss = 100 + abs(math.log(run.tau / best[run.estimator])) + noise.gauss(0, 0.01)
+            rows.append(row(run, {"train": loss, "test": loss}))
+        return Results(recipe.name, tuple(rows))
+
+    best = {"stgs": 0.5, "gst-1.0": 0.7, "gr-mck": 1.0, "st": 2.0, "reinmax": 1.0}
+    claim = evaluate("small-tau", found(best))
+    assert claim.holds is True
+    assert "4x24: best STGS at 0.5, GST-1.0 at 0.7, GR-MCK at 1;" in claim.evidence
+    assert evaluate("large-tau", found(best)).holds is True
+    assert evaluate("small-tau", found(best | {"gr-mck": 3.0})).holds is False
+    assert evaluate("large-tau", found(best | {"st": 0.3})).holds is False
+
+
 # the files of a report
 
 
