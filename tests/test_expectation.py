@@ -590,6 +590,21 @@ def test_f_may_write_into_its_sample(case, batch):
     assert_all(assert_close, both(writing), both(problem.f))
 
 
+@each([case for case in CASES if str(case) in ("categorical-reinmax", "categorical-muprop")])
+def test_compiled_f_may_write_into_its_sample(case, compiler):
+    problem = Problem(case)
+
+    def step(logits):
+        f = lambda z: z.mul_(problem.weight).sum((-1, -2)) ** 2  # noqa: E731
+        return case.run(problem, f, logits=logits).sum()
+
+    gradients = []
+    for function in (torch.compile(step, fullgraph=True, backend="aot_eager"), step):
+        torch.manual_seed(1)
+        gradients.append(torch.autograd.grad(function(problem.logits), problem.logits)[0])
+    assert_close(*gradients)
+
+
 @each(SAMPLED)
 def test_logits_that_f_uses_itself_get_both_gradients(case):
     problem = Problem(case)
