@@ -241,7 +241,7 @@ def test_compiled_and_from_a_checkpoint_it_is_the_same(case, backend, compiler):
 def test_a_sampler_by_name_by_row_and_of_ones_own():
     logits, row = normal(3, 5), SAMPLERS["reinmax"]
     mine = replace(row, name="mine")
-    for estimator in ("reinmax", row, mine):
+    for estimator in ("reinmax", row, row.function, mine):
         index, _ = sample_index(logits, estimator, generator=seeded(1))
         assert torch.equal(index, sample_index(logits, generator=seeded(1))[0])
 
@@ -252,8 +252,9 @@ WRONG_ESTIMATORS = [
         for name in ("reinforce", "exact", "reinmaxx")
     ],
     ({"estimator": discretegrad.get("reinforce")}, ValueError, "Only samplers have"),
-    ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler .* got function"),
-    ({"estimator": None}, TypeError, "got NoneType"),
+    ({"estimator": discretegrad.reinforce}, ValueError, "got 'reinforce'. Only samplers have"),
+    ({"estimator": None}, TypeError, "the name of a sampler .*, its row or .*, got NoneType"),
+    ({"estimator": len}, TypeError, "the name of a sampler .* got builtin_function"),
     ({"gap": 1.0}, TypeError, "reinmax: expected options among .* got 'gap'"),
     ({"estimator": "gapped", "gap": -1.0}, ValueError, "gapped: expected a finite gap"),
     ({"estimator": "gapped", "order": 1}, TypeError, "expected options among gap, got 'order'"),

@@ -464,7 +464,7 @@ HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
         ({"head": HEAD.T, "table": torch.zeros(3, 5)}, ValueError, "one width.*nn.Linear"),
         ({"head": HEAD.to("meta")}, ValueError, "expected head on the device of hidden"),
         ({"estimator": "reinforce"}, ValueError, "one of reinmax.*got 'reinforce'"),
-        ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler.*function"),
+        ({"estimator": len}, TypeError, "the name of a sampler.*function"),
         ({"tau": 0.0}, ValueError, "expected tau in"),
         ({"tau": torch.ones(2, 1)}, TypeError, "the same for all rows, got a tensor"),
         ({"return_index": 1}, TypeError, "expected return_index to be True or False"),

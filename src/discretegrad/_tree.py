@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ._checks import is_word
+
 Tree = Literal["balanced", "stick_breaking"]
 
 
@@ -22,7 +24,7 @@ class Nodes(NamedTuple):
 
 def make_nodes(probs: Tensor, tree: Tree) -> Nodes:
     """The nodes of a tree over n categories with these probabilities."""
-    if tree not in ("balanced", "stick_breaking"):
+    if not is_word(tree, "balanced", "stick_breaking"):
         raise ValueError(
             f'disarm_tree: expected tree to be "balanced" or "stick_breaking", got {tree!r}'
         )

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ._checks import check_count, check_objective
+from ._checks import check_count, check_flag, check_objective
 from ._math import compute_dtype
 from ._modes import transforming
-from ._score import batch_axes, evaluate_each, joint_sum, spread
+from ._score import evaluate_each, joint_sum, probe, spread
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
 
@@ -50,7 +50,7 @@ def exact_expectation(
             trace (``.item()``, data-dependent branches): f then runs once per outcome.
 
     Returns:
-        The expectation, of the batch shape.
+        The expectation, of the batch shape, in the dtype of the logits or, if that is wider, of f.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, or f does not return a tensor.
@@ -63,6 +63,7 @@ def exact_expectation(
         >>> discretegrad.exact_expectation(logits, f)
         tensor(0.3333, dtype=torch.float64)
     """
+    check_flag("exact_expectation", "vectorize", vectorize)
     problem = _pose("exact_expectation", logits, f, family, mask, max_outcomes)
     check_count("exact_expectation", "chunk_size", chunk_size)
     total = problem.logits.new_zeros(problem.batch_shape)
@@ -73,7 +74,7 @@ def exact_expectation(
         else:
             part = _weighted_sum(problem, first, last, vectorize)
         total = total + part
-    return total.to(logits.dtype)
+    return total.to(problem.result_dtype)
 
 
 def exact_gradient(
@@ -109,6 +110,7 @@ def exact_gradient(
         >>> discretegrad.exact_gradient(logits, lambda z: z @ torch.tensor([1.0, 2.0, 4.0]))
         tensor([-0.4444, -0.1111,  0.5556])
     """
+    check_flag("exact_gradient", "vectorize", vectorize)
     problem = _pose("exact_gradient", logits, f, family, mask, max_outcomes)
     check_count("exact_gradient", "chunk_size", chunk_size)
     with torch.no_grad():
@@ -132,6 +134,8 @@ class _Problem(NamedTuple):
     """Where the family takes the mean of these logits."""
     dtype: torch.dtype
     """Of the user's logits, and so of the samples that f gets."""
+    result_dtype: torch.dtype
+    """Of the logits or of the values of f, whichever is wider."""
     batch_shape: torch.Size
     latent_shape: torch.Size
     """The variables of one joint sample."""
@@ -152,8 +156,8 @@ def _pose(
     variables = family.prepare(Call(name, logits, mask=mask))
     family.check_values(name, variables)
     logits = variables.logits
-    shape, axes = family.variables_shape(logits), batch_axes(name, f, family, logits)
-    batch, latent = shape[:axes], shape[axes:]
+    shape, value = family.variables_shape(logits), probe(name, f, family, logits)
+    batch, latent = shape[: value.ndim], shape[value.ndim :]
     values, size = family.outcomes(logits), math.prod(latent)
     if values ** min(size, 64) > max_outcomes:
         raise ValueError(
@@ -161,7 +165,8 @@ def _pose(
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    return _Problem(name, family, f, wide, variables.point, logits.dtype, batch, latent)
+    dtypes = logits.dtype, torch.promote_types(logits.dtype, value.dtype)
+    return _Problem(name, family, f, wide, variables.point, *dtypes, batch, latent)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:

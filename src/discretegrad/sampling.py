@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._attach import Vjp, attach_sample
-from ._checks import check_noise, warn_of_small_tau
+from ._checks import check_noise, is_word, warn_of_small_tau
 from ._types import Backend, Call, Method, Temperature
 from .families import Family, FamilyLike, Variables, get_family
 from .kernels import samplers
@@ -156,7 +156,7 @@ def _uses_kernel(rule: Rule, request: Request) -> bool:
         # from here it is the same number of calls back to the user's line, on every path
         warn_of_small_tau(rule.name, request.tau, rule.least_tau)
     # first what is true of nearly every call on a CPU, where a call takes microseconds
-    if backend == "auto" and not (isinstance(logits, Tensor) and logits.is_cuda):
+    if is_word(backend, "auto") and not (isinstance(logits, Tensor) and logits.is_cuda):
         return False
     return choose_backend(rule.name, logits, backend, _lacking(rule, request)) == "triton"
 

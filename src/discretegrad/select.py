@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ._attach import Vjp, apply_fast, attach_sample, estimate
+from ._checks import check_dense
 from ._modes import transforming
 from .families import FAMILIES
 
@@ -86,6 +87,7 @@ def _check(handle: object, weight: Tensor) -> None:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
+    check_dense("select", "weight", weight)
     logits = handle.logits
     n = logits.shape[-1]
     if weight.ndim not in (1, 2) or weight.shape[0] != n:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._checks import check_hard
+from .._checks import check_hard, is_word
 from .._row import sampler_row
 from .._types import Backend, Method, Temperature
 from ..families import FamilyLike
@@ -75,7 +75,7 @@ def gapped(
 
 
 def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
-    if gap != "p":
+    if not is_word(gap, "p"):
         if isinstance(gap, bool) or not isinstance(gap, (int, float)):
             raise TypeError(f'gapped: expected gap to be a number or "p", got {gap!r}')
         if not 0 <= gap < math.inf:

@@ -73,7 +73,7 @@ def mean_baseline(
 
 def _rule(order: int = 2, as_released: bool = False) -> Rule:
     check_flag("mean_baseline", "as_released", as_released)
-    if isinstance(order, bool) or order not in (1, 2) or (as_released and order != 2):
+    if type(order) is not int or order not in (1, 2) or (as_released and order != 2):
         raise ValueError(
             f"mean_baseline: expected order 1 or 2, and 2 with as_released=True, got {order!r}"
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import check_logits, check_mask, check_tau, values_are_checked
+from .._checks import check_dense, check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
 from .._seeded import seeded_logistic
@@ -29,7 +29,7 @@ class Bernoulli(Family):
         """See ``Family``."""
         name, logits, tau, dim, mask, _ = call
         check_logits(name, logits)
-        if dim != -1:
+        if not isinstance(dim, int) or dim != -1:
             raise ValueError(
                 f"{name}: expected no dim for family='bernoulli', whose logits have no category "
                 f"axis, got dim={dim!r}"
@@ -203,6 +203,7 @@ def check_bit_values(name: str, value: Tensor, logits: Tensor, count: int | None
     if not isinstance(value, Tensor) or value.is_complex():
         came = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name}: expected given to be a 0/1 tensor, got {came}")
+    check_dense(name, "given", value)
     wanted, words = logits.shape, "the logits' shape"
     if count is not None:
         wanted, words = torch.Size((count, *wanted)), "(num_samples, *the logits' shape)"

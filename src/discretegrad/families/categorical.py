@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
+from .._checks import (
+    check_dense,
+    check_dim,
+    check_logits,
+    check_mask,
+    check_tau,
+    values_are_checked,
+)
 from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
@@ -314,6 +321,7 @@ def check_index(name: str, index: Tensor, logits: Tensor, count: int | None = No
             f"{name}: expected given to be an int64 tensor of categories, got {came}. "
             "Convert an index with .long(), a one-hot sample with .argmax(dim)."
         )
+    check_dense(name, "given", index)
     shape = logits.shape[:-1]
     wanted, words = shape, "the logits' shape without the category axis"
     if count is not None:
