@@ -92,7 +92,7 @@ def test_seeds_budgets_estimators_and_changes():
     texts = {"3": [0, 1, 2], "0-2,7": [0, 1, 2, 7], "7-7": [7], "7,": [7], " 4 - 5 , 4 ": [4, 5]}
     assert {text: selection.parse_seeds(text) for text in texts} == texts
     texts = {"90s": 90, "9m": 540, "1.5h": 5400, "1h30m": 5400, "1H2s": 3602}
-    assert {text: selection.parse_budget(text) for text in texts} == texts
+    assert {text: selection.parse_time(text) for text in texts} == texts
     assert selection.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
     assert selection.parse_estimators("mine", KNOWN) == ["Mine"]
     texts = ["tau=0.5, 1", "learning-rate=1e-3", "tau=2"]
@@ -107,8 +107,8 @@ WRONG = [
     (selection.parse_seeds, LARGE.format("a number of 5000 digits"), "9" * 5000, "0-" + "9" * 5000),
     (selection.parse_seeds, LARGE.format("2147483648"), "2147483648-2147483648", "2147483648,"),
     (selection.parse_seeds, LARGE.format("2147483650"), "3,2147483640-2147483650"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
     (lambda text: selection.parse_changes([text]), "tau=0.5,1", "tau", "=1", "tau=", "tau=,"),
     (lambda text: selection.parse_estimators(text, KNOWN), "leave the option out", "", ","),
 ]
