@@ -426,6 +426,7 @@ BAD = {
     "run tiny --engine ray --device cuda:1": ["auto, cpu or cuda", "'cuda:1'"],
     "run tiny --ray-address auto": ["--engine ray"],
     "run tiny --quiet --json": ["--quiet and --json"],
+    "run tiny --checkpoint-every soon": ["a time as --checkpoint-every, got 'soon'"],
     "run tiny --set tua=1": ["'tua'; did you mean tau?"],
     "run tiny --set epochs=few": ["a whole number as epochs, got 'few'"],
     "list tiny --set tau": ["give it as tau=0.5,1"],
@@ -530,6 +531,37 @@ def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
     outcome = lines(result.stdout)[-1]
     assert (len(outcome["finished"]), outcome["exit_code"]) == (6, 1)
     assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
+
+
+def test_runs_that_fail_to_train_are_counted(here):
+    """A rate of 1e6 leaves every logit at an end: those of the exact gradient at the right one."""
+    change = ("--set", "learning_rate=1e6")
+    result = train(*change, "--seeds", "1")
+    assert "3 finished (2 of them failed to train), in " in result.stdout
+    again = call("run", "tiny", "--device", "cpu", *change, "--json")
+    assert len(lines(again.stdout)[-1]["failed"]) == 2
+    result = call("report", "tiny", *change)
+    words = "expected loss no better at the end than after the first epoch: ReinMax 2, ST 2."
+    assert f"6 runs: 6 finished. Failed to train, {words}" in result.stdout
+    assert "ST, p = 2: 2 finished, 2 of them failed to train." in result.stdout
+    # they stay in the means
+    assert "0.24000 ± 0.15883" in result.stdout
+    (table,) = (here / "results").glob("*/table.csv")
+    assert [line.rpartition(",")[2] for line in table.read_text().splitlines()[1:]] == list("220")
+    assert call("report", "--check").exit_code == 0
+    train("--set", "learning_rate=0.1", "--estimators", "exact")
+    assert "failed" not in call("report", "--set", "learning_rate=0.1").stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [([], None), (["--checkpoint-every", "0s"], 0.0), (["--checkpoint-every", "1m30s"], 90.0)],
+)
+def test_how_often_to_save_can_be_said(monkeypatch, given, every):
+    seen = {}
+    monkeypatch.setattr(execute, "execute", lambda *_, **options: seen.update(options) or Outcome())
+    assert call("run", "tiny", "--device", "cpu", *given).exit_code == 0
+    assert seen["stacks"].checkpoint_every == every
 
 
 def test_a_terminal_shows_the_board(monkeypatch):
