@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -533,8 +534,10 @@ def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
     assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
 
 
-def test_runs_that_fail_to_train_are_counted(here):
+@pytest.mark.parametrize("curves", [True, False])
+def test_runs_that_fail_to_train_are_counted(here, curves):
     """A rate of 1e6 leaves every logit at an end: those of the exact gradient at the right one."""
+    tasks._extra["tiny"] = replace(TINY, curves=curves)
     change = ("--set", "learning_rate=1e6")
     result = train(*change, "--seeds", "1")
     assert "3 finished (2 of them failed to train), in " in result.stdout

@@ -448,21 +448,23 @@ def test_training_goes_on_without_a_listener_that_fails(store, ends_well, caplog
     ends_well(runs)
 
 
-def test_an_error_saves_what_is_trained_first(store, ends_well, monkeypatch):
+@pytest.mark.parametrize(("state", "failing", "saved"), [(0.0, 6, 6), (0.005, 5, 4)])
+def test_an_error_saves_what_is_trained_first(store, ends_well, monkeypatch, state, failing, saved):
     """Also where the stack is somewhere within an epoch, and an old checkpoint is not enough."""
     runs = runs_of(3)
 
     def fail(stack):
-        if stack.epoch == 6:
+        if stack.epoch == failing:
             stack.x.fill_(math.nan)
             raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        stack = Clock(patch).stack(epoch=2.0, each=fail)
+        # a copy that takes long is made less often
+        stack = Clock(patch).stack(epoch=2.0, state=state, each=fail)
         with pytest.raises(RuntimeError, match="a bug"):
             train(runs, store, make_stack=stack)
-    assert [store.status(run).epoch for run in runs] == [6] * 3
-    assert [store.status(run).seconds for run in runs] == [12.0] * 3
+    assert [store.status(run).epoch for run in runs] == [saved] * 3
+    assert [store.status(run).seconds for run in runs] == pytest.approx([2.0 * saved] * 3)
     ends_well(runs)
 
 
