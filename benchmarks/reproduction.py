@@ -78,7 +78,10 @@ def runs_table() -> str:
     lines = []
     for name in (*OTHER_SIZES, *STORED):
         results, recipe = read(name), tasks.recipe(name)
-        counts = ", ".join(f"{n:,} {state}" for state, n in results.counts().items() if n)
+        states = [f"{n:,} {state}" for state, n in results.counts().items() if n]
+        failed = len(results.failed(recipe.task.metric(recipe.metrics[0])))
+        states += [f"{failed} of them failed to train"] if failed else []
+        counts = ", ".join(states)
         about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
         inside = name != SETTINGS and _identities(name) <= _identities(SETTINGS)
         seconds = f"in {SETTINGS}" if inside else f"{training_seconds(results):,.0f} s"

@@ -551,6 +551,7 @@ RIGHT = {
     "baseline": NOTHING,
     "decay": {"zero"},
     "Relax.scale": {"none", *COEFFICIENT},
+    "blend.weight": {"zero"},
 }
 HANDLE = discretegrad.sample_index(torch.zeros(2, 3))[1]
 HEAD = {"hidden": torch.zeros(2, 4), "head": torch.zeros(3, 4), "table": torch.zeros(3, 5)}

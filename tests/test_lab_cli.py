@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +93,7 @@ def test_seeds_budgets_estimators_and_changes():
     texts = {"3": [0, 1, 2], "0-2,7": [0, 1, 2, 7], "7-7": [7], "7,": [7], " 4 - 5 , 4 ": [4, 5]}
     assert {text: selection.parse_seeds(text) for text in texts} == texts
     texts = {"90s": 90, "9m": 540, "1.5h": 5400, "1h30m": 5400, "1H2s": 3602}
-    assert {text: selection.parse_budget(text) for text in texts} == texts
+    assert {text: selection.parse_time(text) for text in texts} == texts
     assert selection.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
     assert selection.parse_estimators("mine", KNOWN) == ["Mine"]
     texts = ["tau=0.5, 1", "learning-rate=1e-3", "tau=2"]
@@ -107,8 +108,8 @@ WRONG = [
     (selection.parse_seeds, LARGE.format("a number of 5000 digits"), "9" * 5000, "0-" + "9" * 5000),
     (selection.parse_seeds, LARGE.format("2147483648"), "2147483648-2147483648", "2147483648,"),
     (selection.parse_seeds, LARGE.format("2147483650"), "3,2147483640-2147483650"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
     (lambda text: selection.parse_changes([text]), "tau=0.5,1", "tau", "=1", "tau=", "tau=,"),
     (lambda text: selection.parse_estimators(text, KNOWN), "leave the option out", "", ","),
 ]
@@ -426,6 +427,7 @@ BAD = {
     "run tiny --engine ray --device cuda:1": ["auto, cpu or cuda", "'cuda:1'"],
     "run tiny --ray-address auto": ["--engine ray"],
     "run tiny --quiet --json": ["--quiet and --json"],
+    "run tiny --checkpoint-every soon": ["a time as --checkpoint-every, got 'soon'"],
     "run tiny --set tua=1": ["'tua'; did you mean tau?"],
     "run tiny --set epochs=few": ["a whole number as epochs, got 'few'"],
     "list tiny --set tau": ["give it as tau=0.5,1"],
@@ -530,6 +532,39 @@ def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
     outcome = lines(result.stdout)[-1]
     assert (len(outcome["finished"]), outcome["exit_code"]) == (6, 1)
     assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
+
+
+@pytest.mark.parametrize("curves", [True, False])
+def test_runs_that_fail_to_train_are_counted(here, curves):
+    """A rate of 1e6 leaves every logit at an end: those of the exact gradient at the right one."""
+    tasks._extra["tiny"] = replace(TINY, curves=curves)
+    change = ("--set", "learning_rate=1e6")
+    result = train(*change, "--seeds", "1")
+    assert "3 finished (2 of them failed to train), in " in result.stdout
+    again = call("run", "tiny", "--device", "cpu", *change, "--json")
+    assert len(lines(again.stdout)[-1]["failed"]) == 2
+    result = call("report", "tiny", *change)
+    words = "expected loss no better at the end than after the first epoch: ReinMax 2, ST 2."
+    assert f"6 runs: 6 finished. Failed to train, {words}" in result.stdout
+    assert "ST, p = 2: 2 finished, 2 of them failed to train." in result.stdout
+    # they stay in the means
+    assert "0.24000 ± 0.15883" in result.stdout
+    (table,) = (here / "results").glob("*/table.csv")
+    assert [line.rpartition(",")[2] for line in table.read_text().splitlines()[1:]] == list("220")
+    assert call("report", "--check").exit_code == 0
+    train("--set", "learning_rate=0.1", "--estimators", "exact")
+    assert "failed" not in call("report", "--set", "learning_rate=0.1").stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [([], None), (["--checkpoint-every", "0s"], 0.0), (["--checkpoint-every", "1m30s"], 90.0)],
+)
+def test_how_often_to_save_can_be_said(monkeypatch, given, every):
+    seen = {}
+    monkeypatch.setattr(execute, "execute", lambda *_, **options: seen.update(options) or Outcome())
+    assert call("run", "tiny", "--device", "cpu", *given).exit_code == 0
+    assert seen["stacks"].checkpoint_every == every
 
 
 def test_a_terminal_shows_the_board(monkeypatch):

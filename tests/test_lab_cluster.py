@@ -532,9 +532,9 @@ def test_a_second_signal_does_not_keep_a_worker_from_saving(tmp_path):
                 signal.raise_signal(signal.SIGINT)
 
     told = iter([None] * 2 + ["SIGINT"] * 9)
-    before = [signal.getsignal(number) for number in worker._SIGNALS]
+    before = [signal.getsignal(number) for number in worker.STOP]
     reporter = Twice(lambda events: next(told), "abacus")
     outcome = execute([LONG], Store(tmp_path), listener=reporter)
     assert (outcome.stopped, outcome.stopped_by) == ((LONG,), "SIGTERM")
     assert 2 <= Store(tmp_path).status(LONG).epoch < 20
-    assert [signal.getsignal(number) for number in worker._SIGNALS] == before
+    assert [signal.getsignal(number) for number in worker.STOP] == before

@@ -219,8 +219,12 @@ def test_files_say_what_was_collected(stored, tmp_path):
     assert again.recipe == VAE.name
     assert len(again.rows) == 5
     for old, new in zip(found.rows, again.rows, strict=True):
-        rounded = {name: float(f"{value:.6g}") for name, value in old.metrics.items()}
-        assert new == dataclasses.replace(old, metrics=rounded, seconds=float(f"{old.seconds:.4g}"))
+        metrics, first = (
+            {name: float(f"{value:.6g}") for name, value in values.items()}
+            for values in (old.metrics, old.first)
+        )
+        seconds = float(f"{old.seconds:.4g}")
+        assert new == dataclasses.replace(old, metrics=metrics, first=first, seconds=seconds)
         assert list(map(type, new.config.values())) == list(map(type, old.config.values()))
     first, second = (again.curves[one.identity, "train"] for one in again.rows[:2])
     assert first == {1: 120.123, 2: 3.33333e-8}

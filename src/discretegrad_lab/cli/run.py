@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tasks import EXAMPLE
+from ..watch import streams
 from . import common
 from .doctor import ROOM
-from .selection import Selection, find_device, parse_budget
+from .selection import Selection, find_device, parse_time
 
 if TYPE_CHECKING:
     from ..runs.listener import Listener, Outcome
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from ..stack.config import Run
     from ..tasks.base import Recipe
     from ..watch.json_lines import JsonLines
+
+
+_PATIENCE = 60.0
+"""Seconds that training waits for whoever should read what it says."""
 
 
 class Engine(StrEnum):
@@ -57,6 +62,15 @@ def run(
         str | None,
         typer.Option(metavar="TIME", help="Save and stop in time, such as 90s, 9m or 1h30m."),
     ] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Save after the first epoch that ends so long after the last checkpoint, such as "
+            "10s; 0s is after every epoch. By default soon after the start, then as often as takes "
+            "2 % of the time, but not more than twice a minute.",
+        ),
+    ] = None,
     largest_stack: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
@@ -87,10 +101,10 @@ def run(
     """
     from ..runs import cluster, execute
     from ..runs.execute import StackOptions
+    from ..runs.listener import Together
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
     from ..watch.tensorboard import EventFiles
-    from ..watch.together import Together
 
     events = JsonLines(sys.stdout) if json_lines else None
     with common.explaining(events):
@@ -109,8 +123,13 @@ def run(
                 {
                     "device": _device(device, engine),
                     "data": data,
-                    "budget": None if budget is None else parse_budget(budget),
-                    "stacks": StackOptions(largest_stack),
+                    "budget": None if budget is None else parse_time(budget),
+                    "stacks": StackOptions(
+                        largest_stack,
+                        None
+                        if checkpoint_every is None
+                        else parse_time(checkpoint_every, "--checkpoint-every", zero=True),
+                    ),
                 },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
@@ -130,8 +149,9 @@ def run(
             wanted.store.check_room(ROOM)
             event_files = [] if tensorboard is None else [EventFiles(tensorboard)]
         began = time.perf_counter()
+        streams.begin_training(_PATIENCE)
         with _shown(wanted, events, quiet) as listeners:
-            together = Together(*listeners, *event_files)
+            together = Together(*listeners, *event_files, say=lambda why: common.tell([why]))
             with _explaining_memory(wanted):
                 if engine is Engine.ray:
                     outcome = cluster.execute(
@@ -150,14 +170,12 @@ def run(
                         announce=announce,
                         **wanted.options,
                     )
-        problems = [files.problem for files in event_files if files.problem]
         code = _exit_code(outcome)
-        if problems and code != common.INTERRUPTED:
+        if together.problems and code != common.INTERRUPTED:
             code = common.FAILED
-        for problem in problems:
-            typer.echo(f"discretegrad: {problem}", err=True)
         seconds = time.perf_counter() - began
         if events is not None:
+            problems = [*together.problems, *streams.problems()]
             fields = {**_outcome_fields(outcome), "problems": problems}
             events.event("outcome", **fields, seconds=seconds, exit_code=code)
         elif quiet:
@@ -165,6 +183,9 @@ def run(
             common.tell(list(outcome.damaged.values()))
         else:
             _summarise(wanted, outcome, seconds)
+            # on stderr that of stdout has been said, when it was met
+            for problem in streams.problems():
+                typer.echo(f"discretegrad: {problem}")
         raise typer.Exit(code)
 
 
@@ -251,7 +272,12 @@ def _explaining_memory(wanted: Wanted) -> Iterator[None]:
 
 def _announce(_: str) -> None:
     """Within the handler of a signal, where nothing but this is safe."""
-    os.write(2, b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n")
+    # and waiting for a reader is not
+    if streams.ready(2, 0.0):
+        os.write(2, _STOPPING)
+
+
+_STOPPING = b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n"
 
 
 def _exit_code(outcome: "Outcome") -> int:
@@ -275,6 +301,7 @@ _GROUPS = {
 def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
     return {
         **{name: [run.identity for run in getattr(outcome, name)] for name in _GROUPS},
+        "failed": [run.identity for run in outcome.failed],
         "damaged": {run.identity: reason for run, reason in outcome.damaged.items()},
         "stopped_by": outcome.stopped_by,
         "abandoned": outcome.abandoned,
@@ -290,6 +317,8 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
         for name, words in _GROUPS.items()
         if getattr(outcome, name)
     ]
+    if outcome.failed:
+        parts[0] += f" ({len(outcome.failed):,} of them failed to train)"
     if outcome.damaged:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
     typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")

@@ -23,6 +23,9 @@ class Entry:
     estimator: str
     states: Mapping[str, int]
     """How many runs are in each state."""
+    failed: int | None
+    """How many of the finished ones failed to train, by the first metric of the report; None if
+    that is not known of any."""
     ours: Summary
     cell: Cell | None
     """The published number."""
@@ -68,7 +71,8 @@ def entries(reading: Reading, results: Results) -> list[Entry]:
 def _entry(
     reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], estimator: str
 ) -> Entry:
-    rows = results.where(estimator=estimator)
+    own, by = results.part(estimator=estimator), reading.metrics[0]
+    rows = list(own.rows)
     table = reading.published.get(metric.name)
     optimum, steps = math.nan, Summary(0)
     if rows and metric.optimum is not None:
@@ -79,7 +83,8 @@ def _entry(
         metric,
         setting,
         estimator,
-        Results(reading.name, tuple(rows)).counts(),
+        own.counts(),
+        len(own.failed(by)) if any(own.first(row, by.name) is not None for row in rows) else None,
         final(rows, metric.name),
         table.cells.get(estimator) if table else None,
         optimum,
@@ -138,6 +143,7 @@ def entries_csv(cells: list[Entry]) -> str:
                 "steps_to_near": _short(entry.steps.mean, 4),
                 "runs_near": str(entry.steps.count),
                 **{state: str(entry.states[state]) for state in STATES},
+                "failed": "" if entry.failed is None else str(entry.failed),
             }
         )
     heading = list(lines[0]) if lines else ["metric", "estimator"]

@@ -22,7 +22,7 @@ RUNS, CURVES = "runs.csv", "curves.csv"
 _DONE = ("finished", "diverged")
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
-_FINAL = "final_"
+_FINAL, _FIRST = "final_", "first_recorded_"
 _PROVENANCE = ("commit", "source", "device", "torch")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
@@ -98,8 +98,19 @@ def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapp
         status.seconds,
         _commit(environment),
         *(str(environment.get(name) or "unknown") for name in ("source", "device", "torch")),
+        first=_first(metrics) if end else {},
     )
     return row, metrics
+
+
+def _first(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The first value of each metric that has several."""
+    first = {}
+    for name in metrics[0]:
+        values = [row[name] for row in metrics if math.isfinite(row[name])]
+        if len(values) > 1 and name != "epoch":
+            first[name] = values[0]
+    return first
 
 
 def configuration(run: Run) -> dict[str, Any]:
@@ -153,9 +164,9 @@ def _read(folder: Path) -> Results:
 def _runs_text(results: Results) -> str:
     fields = dict.fromkeys(name for row in results.rows for name in row.config)
     metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
-    lines = [
-        ("identity", *fields, *_OUTCOME[:2], *(_FINAL + name for name in metrics), *_OUTCOME[2:])
-    ]
+    first = dict.fromkeys(name for row in results.rows for name in row.first)
+    measured = (*(_FIRST + name for name in first), *(_FINAL + name for name in metrics))
+    lines = [("identity", *fields, *_OUTCOME[:2], *measured, *_OUTCOME[2:])]
     for row in results.rows:
         lines.append(
             (
@@ -163,6 +174,7 @@ def _runs_text(results: Results) -> str:
                 *(_text(row.config.get(name)) for name in fields),
                 row.state,
                 str(row.epoch),
+                *(significant(row.first.get(name)) for name in first),
                 *(significant(row.metrics.get(name)) for name in metrics),
                 _text(row.diverged_step),
                 format(row.seconds, ".4g"),
@@ -177,11 +189,14 @@ def _parse_run(line: dict[str, str]) -> Row:
         raise ValueError(
             f"the state {line['state']!r} in {RUNS}, which is none of {', '.join(STATES)}"
         )
-    config, metrics = {}, {}
+    config, metrics, first = {}, {}, {}
     for name, text in line.items():
         if name.startswith(_FINAL):
             if text:
                 metrics[name.removeprefix(_FINAL)] = float(text)
+        elif name.startswith(_FIRST):
+            if text:
+                first[name.removeprefix(_FIRST)] = float(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
     for name in ("estimator", "task"):
@@ -196,6 +211,7 @@ def _parse_run(line: dict[str, str]) -> Row:
         int(line["diverged_step"]) if line["diverged_step"] else None,
         float(line["seconds"]),
         *(line[name] for name in _PROVENANCE),
+        first=first,
     )
 
 

@@ -23,7 +23,7 @@ from ..stack.config import Run
 from .connection import check_address, connected, import_ray, lost, resources
 from .desk import Desk
 from .execute import STACK_OPTIONS, StackOptions
-from .listener import Listener, Outcome
+from .listener import Listener, Outcome, Together
 from .plan import Estimate
 from .signals import stop_signals
 from .store import Store, StoreError
@@ -100,10 +100,11 @@ class _Job:
 
     def __init__(self, ray: Any, runs: list[Run], place: Place, listener: Listener | None) -> None:
         self.ray, self.runs, self.store, self.place = ray, runs, Store(place.root), place
-        self.listener = listener or Listener()
+        self.listener = Together(*([] if listener is None else [listener]))
         self.forward = _Forward(self.listener)
         self.fate: dict[Run, str] = {}
         """What became of a run: a field of an outcome."""
+        self.failed: set[Run] = set()
         self.damaged: dict[Run, str] = {}
         self.stop: str | None = None
         """Why the workers are to stop."""
@@ -212,6 +213,7 @@ class _Job:
         else:
             for name in GROUPS:
                 self.fate |= dict.fromkeys(getattr(outcome, name), name)
+            self.failed |= {*outcome.failed}
             self.damaged |= outcome.damaged
             self.stopped_by = self.stopped_by or outcome.stopped_by
             self.abandoned = self.abandoned or outcome.abandoned
@@ -231,6 +233,7 @@ class _Job:
         }
         return Outcome(
             **groups,
+            failed=tuple(run for run in self.runs if run in self.failed),
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
             stopped_by=self.stopped_by and (self.stop or self.stopped_by),
             abandoned=self.abandoned,

@@ -1,5 +1,6 @@
 """Train what is not trained yet: stacks that fit, checkpoints, a clean stop, several processes."""
 
+import contextlib
 import functools
 import math
 import time
@@ -13,9 +14,9 @@ import torch
 from ..stack.config import Run
 from ..stack.trainer import EpochAbandoned, Stack
 from ..tasks import task
-from .checkpoints import WRITERS, Pace, Writer
-from .environment import check_device, describe
-from .listener import Listener, Outcome
+from .checkpoints import WRITERS, Copy, Pace, Writer
+from .environment import check_device, describe, out_of_memory
+from .listener import Listener, Outcome, Together
 from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
 from .signals import stop_signals
 from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
@@ -29,7 +30,8 @@ class StackOptions(NamedTuple):
     largest_stack: int | None = None
     """The most members of a stack; by default as many as fit."""
     checkpoint_every: float | None = None
-    """Seconds between checkpoints; by default as many as keep their cost below 2 % of the time."""
+    """Seconds between checkpoints; by default the first one comes soon, and then as many as keep
+    their cost below 2 % of the time."""
     make_stack: MakeStack | None = None
     """Makes a stack; that of the runs' task by default."""
     bytes_per_member: Callable[[Run], int] | None = None
@@ -52,7 +54,9 @@ def execute(
 ) -> Outcome:
     """Train every run that is not done and not in the hands of another process.
 
-    SIGINT and SIGTERM save and stop after the current epoch; a second one stops at once.
+    SIGINT, SIGTERM and SIGHUP save and stop after the current epoch; SIGINT or SIGTERM as a second
+    one stops at once. If anything raises an error, what is trained is saved first, but for the
+    latest epochs where copies of them would have taken too long.
 
     Args:
         runs: Configurations, in the order their stacks should be trained.
@@ -63,7 +67,8 @@ def execute(
             it is saved.
         data: The directory of the data sets.
         stacks: How stacks are made and saved.
-        listener: Is told what happens.
+        listener: Is told what happens. If it raises an error, training goes on without it, and a
+            warning in the log says so.
         announce: Is told the name of the first signal at once, in its handler, so it should do
             hardly more than ``os.write``.
 
@@ -78,7 +83,8 @@ def execute(
         raise ValueError(f"expected seconds as checkpoint_every, got {stacks.checkpoint_every}")
     deadline = math.inf if budget is None else time.perf_counter() + budget
     fit = Fit(check_device(device), stacks.largest_stack, stacks.bytes_per_member or memory_of)
-    work = _Work(store, fit, data, deadline, stacks, listener or Listener())
+    told = Together(*([] if listener is None else [listener]))
+    work = _Work(store, fit, data, deadline, stacks, told)
     work.look(runs)
     with stop_signals(announce) as caught, Writer() as work.writer:
         work.caught = caught
@@ -128,6 +134,7 @@ class _Work:
         self.elsewhere: set[Run] = set()
         self.told: set[Run] = set()
         self.finished: set[Run] = set()
+        self.failed: set[Run] = set()
         self.diverged: set[Run] = set()
         self.lost: list[tuple[Run, str]] = []
         """Damage that commits have met."""
@@ -169,6 +176,7 @@ class _Work:
                 self.pending.pop(run, None)
         groups = {
             "finished": self.finished,
+            "failed": self.failed,
             "diverged": self.diverged,
             "already": self.already,
             "stopped": self.pending.keys() - self.elsewhere,
@@ -196,10 +204,12 @@ class _Work:
             if not self.held or self.stopped_by is not None:
                 return False
             self._train()
-        except torch.OutOfMemoryError:
-            # the task's estimate was too low
-            if len(self.held) < 2:
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
                 raise
+            if len(self.held) < 2:
+                raise torch.OutOfMemoryError(str(error) or "out of memory.") from error
+            # the task's estimate was too low
             self.fit.halve(list(self.held))
         finally:
             if self.held:
@@ -289,57 +299,94 @@ class _Work:
 
     def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:
         saved_at = stack.epoch
-        last = time.perf_counter()
+        copy: Copy | None = None
+        """Of epochs that are not saved, for the case of an error."""
+        last = copied = time.perf_counter()
 
         def over() -> bool:
             # epochs before it that are not saved would be lost, and a signal promises to finish it
             saved = stack.epoch == saved_at
             return saved and not self.caught and time.perf_counter() >= self.deadline
 
-        stop = None if math.isinf(self.deadline) else over
-        while stack.epoch < until and not self._must_stop(pace.next_epoch()):
-            began = time.perf_counter()
-            try:
-                metrics = stack.advance(stop)
-            except EpochAbandoned:
-                self.stopped_by, self.abandoned = "budget", True
-                break
-            now = time.perf_counter()
-            pace.epoch(now - began)
-            for number, member in enumerate(members):
-                row = {name: values[number] for name, values in metrics.items()}
-                member.metrics.append({"epoch": stack.epoch, **row})
-                member.seconds += now - began
-            self.listener.epoch_done(stack.epoch, metrics, now - began)
-            self.writer.check()
-            every = pace.interval() if self.checkpoint_every is None else self.checkpoint_every
-            if stack.epoch < until and now - last >= every:
-                self._save(stack, members, pace)
-                saved_at, last = stack.epoch, time.perf_counter()
-        if stack.epoch > saved_at:
-            self._save(stack, members, pace)
-        if stack.epoch < stack.epochs:
-            # what is stored decides what comes next
-            self.writer.wait()
-            self._note_losses()
-            for member in members:
-                if member.run in self.pending:
-                    self.pending[member.run] = stack.epoch
+        def copy_now() -> Copy:
+            return pace.copied(stack, [member.seconds for member in members])
 
-    def _save(self, stack: Stack, members: Sequence[_Member], pace: Pace) -> None:
+        stop = None if math.isinf(self.deadline) else over
+        try:
+            while stack.epoch < until and not self._must_stop(pace.next_epoch()):
+                try:
+                    now = self._advance(stack, members, pace, stop)
+                except EpochAbandoned:
+                    self.stopped_by, self.abandoned = "budget", True
+                    break
+                every = pace.interval() if self.checkpoint_every is None else self.checkpoint_every
+                if stack.epoch < until and now - last >= every:
+                    self._save(copy_now(), members, pace)
+                    copy, saved_at = None, stack.epoch
+                    last = copied = time.perf_counter()
+                elif now - copied >= pace.copy_interval():
+                    copy, copied = copy_now(), time.perf_counter()
+            if stack.epoch > saved_at:
+                self._save(copy_now(), members, pace)
+                copy, saved_at = None, stack.epoch
+            if stack.epoch < stack.epochs:
+                self._settle(members, stack.epoch)
+        except Exception:
+            if copy is not None:
+                self._rescue(copy, members, pace)
+            raise
+
+    def _advance(
+        self,
+        stack: Stack,
+        members: Sequence[_Member],
+        pace: Pace,
+        stop: Callable[[], bool] | None,
+    ) -> float:
+        """Train for an epoch; the time at its end."""
+        began = time.perf_counter()
+        metrics = stack.advance(stop)
+        now = time.perf_counter()
+        pace.epoch(now - began)
+        for number, member in enumerate(members):
+            row = {name: values[number] for name, values in metrics.items()}
+            member.metrics.append({"epoch": stack.epoch, **row})
+            member.seconds += now - began
+        self.listener.epoch_done(stack.epoch, metrics, now - began)
+        self.writer.check()
+        return now
+
+    def _settle(self, members: Sequence[_Member], epoch: int) -> None:
+        """Wait until an epoch is saved, since what is stored decides what comes next."""
+        self.writer.wait()
+        self._note_losses()
+        for member in members:
+            if member.run in self.pending:
+                self.pending[member.run] = epoch
+
+    def _rescue(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
+        """Save a copy before an error ends training; if that fails too, the first error counts."""
+        with contextlib.suppress(Exception):
+            self.writer.wait()
+        with contextlib.suppress(Exception):
+            self._save(copy, members, pace)
+            self._settle(members, copy.epoch)
+
+    def _save(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
         """Hand a checkpoint of all members to the writer; a final one gives the claims up too."""
         began = time.perf_counter()
         self.writer.wait()
         self._note_losses()
-        finished = stack.epoch == stack.epochs
-        steps = [None if step < 0 else step for step in stack.diverged.tolist()]
-        states = stack.states()
+        finished = copy.epoch == members[0].run.epochs
         jobs = []
-        for member, step, state in zip(members, steps, states, strict=True):
+        for number, member in enumerate(members):
             if member.run not in self.damaged:
+                step = copy.diverged[number]
                 end: State = "finished" if step is None else "diverged"
-                status = Status(end if finished else "started", stack.epoch, member.seconds, step)
-                saved = Saved(status, list(member.metrics), member.environment, state)
+                state: State = end if finished else "started"
+                status = Status(state, copy.epoch, copy.seconds[number], step)
+                metrics = member.metrics[: copy.epoch]
+                saved = Saved(status, metrics, member.environment, copy.states[number])
                 jobs.append(functools.partial(self._write, member.run, saved))
         self.writer.start(jobs, pace)
         if finished:
@@ -348,9 +395,9 @@ class _Work:
                 if member.run in self.damaged:
                     self.store.release(member.run)
             self.held.clear()
-        waited = time.perf_counter() - began
+        waited = pace.copy_seconds + time.perf_counter() - began
         pace.waited(waited)
-        self.listener.checkpointed(stack.epoch, waited)
+        self.listener.checkpointed(copy.epoch, waited)
 
     def _write(self, run: Run, saved: Saved) -> None:
         """In another thread."""
@@ -358,6 +405,8 @@ class _Work:
             self.store.save(run, saved)
             if saved.status.done:
                 (self.finished if saved.status.state == "finished" else self.diverged).add(run)
+                if saved.status.state == "finished" and task(run.task).failed(run, saved.metrics):
+                    self.failed.add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
         finally:

@@ -18,12 +18,12 @@ from .connection import ClusterError
 from .execute import STACK_OPTIONS, StackOptions, execute
 from .listener import Listener, Outcome
 from .plan import Estimate, estimate
+from .signals import STOP
 from .store import Store
 
 GROUPS = ("finished", "diverged", "already", "stopped", "elsewhere")
 _REPORT = 0.2
 """Seconds between two reports of a worker, if its epochs are shorter."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _T = TypeVar("_T")
 
 
@@ -102,7 +102,7 @@ class Reporter(Listener):
         if self._wrapped:
             return
         self._wrapped = True
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        handlers = {number: signal.getsignal(number) for number in STOP}
 
         def pass_on(number: int, frame: Any) -> None:
             handler = handlers[signal.Signals(number)]
@@ -111,7 +111,7 @@ class Reporter(Listener):
                 handler(number, frame)
 
         # execute puts back what there was before it
-        for number in _SIGNALS:
+        for number in STOP:
             signal.signal(number, pass_on)
 
 
@@ -212,7 +212,9 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
     if outcome.stopped_by is not None:
         _reply(desk.shut.remote(outcome.stopped_by))
     damaged = {run: _at(reason, node) for run, reason in outcome.damaged.items()}
-    fields = {name: getattr(outcome, name) for name in (*GROUPS, "stopped_by", "abandoned")}
+    fields = {
+        name: getattr(outcome, name) for name in (*GROUPS, "failed", "stopped_by", "abandoned")
+    }
     return Outcome(**fields, damaged=damaged)
 
 
