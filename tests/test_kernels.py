@@ -472,7 +472,7 @@ def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
         drawn.categories.copy_(index)
         drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
     at_draw = g.gather(-1, drawn.categories[:, None]).squeeze(-1).float()
-    sums = torch.zeros(5, rows)
+    sums = torch.zeros(8, rows)
     known = categorical.LongRows(Method(method, gap=0.7), tau, seed, drawn, at_draw, sums)
     for begin, end in spans:
         pieces = [x[:, begin:end].contiguous() for x in (g, logits)]

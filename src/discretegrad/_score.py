@@ -202,10 +202,15 @@ def joint_size(
 
 def batch_axes(name: str, f: Objective, family: Family, logits: Tensor) -> int:
     """How many axes f leaves to the batch, from one call of it."""
+    return likeliest_loss(name, f, family, logits).ndim
+
+
+def likeliest_loss(name: str, f: Objective, family: Family, logits: Tensor) -> Tensor:
+    """f at the most likely sample, as it returns it, without gradients."""
     with torch.no_grad():
         loss = f(family.sample(logits, family.likeliest(logits)))
     check_loss(name, loss, family.variables_shape(logits))
-    return loss.ndim
+    return loss
 
 
 def likeliest_value(problem: Problem) -> Tensor:
