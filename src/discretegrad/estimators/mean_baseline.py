@@ -91,23 +91,22 @@ def _formula(draw: Draw, form: str) -> Gradient:
 def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tensor) -> Tensor:
     point, prob, *allowed = saved
     n = allowed[0].sum(-1, keepdim=True) if allowed else 2  # a bit has two values in any case
-    centred = family.centre(g, drawn)
     if form != "released":
         weight = 1 / (n * prob.clamp_min(torch.finfo(prob.dtype).tiny))
-        first_order = family.covariance(point, centred) * weight
+        first_order = family.covariance(point, g).mul_(weight)
     if form == "first":
         return first_order
     residual = family.residual(drawn, point)
     if form == "released":
         mean, z = family.mean(point), family.sample(point, drawn)
         # z p g - (p.g) p, at the draw without cancellation
-        slope = torch.where(z > 0, family.dot(centred, residual), -family.dot(mean, g))
-        first_order = slope * mean / (n * prob + 1e-12)
+        at_draw = family.dot(family.centre(g, drawn), residual)
+        first_order = torch.where(z > 0, at_draw, -family.dot(mean, g)) * mean / (n * prob + 1e-12)
     if allowed:
-        advantage = -row_sum(torch.where(allowed[0], centred, 0)) / n
+        advantage = g.gather(-1, drawn) - row_sum(torch.where(allowed[0], g, 0)) / n
     else:
         advantage = torch.where(drawn, g, -g) / 2
-    return (advantage * residual + first_order) / 2
+    return first_order.addcmul_(advantage, residual).div_(2)
 
 
 ROW = sampler_row(
