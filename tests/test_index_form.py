@@ -300,7 +300,7 @@ def test_wrong_arguments_of_select():
             select(*arguments)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_backend
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4), (4,), (0, 4)], ids=str)
 @pytest.mark.parametrize("width", [(5,), (), (0,)], ids=str)
 def test_results_belong_to_the_user(backend, shape, width):

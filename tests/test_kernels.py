@@ -913,5 +913,5 @@ def test_several_gradients_at_once(case):
     for draw in (None, torch.tensor([0, 4, 2]) if case.categorical else torch.ones(3, 5)):
         z = case.sample(leaf, 0.7, given=draw, generator=seeded(1))
         together = torch.autograd.grad(z, leaf, g, is_grads_batched=True, retain_graph=True)[0]
-        alone = [torch.autograd.grad(z, leaf, one, retain_graph=True)[0] for one in g]
+        alone = [torch.autograd.grad(z, leaf, single, retain_graph=True)[0] for single in g]
         assert torch.equal(together, torch.stack(alone))

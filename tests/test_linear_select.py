@@ -502,7 +502,7 @@ def test_rows_without_a_softmax_are_found(backend, value, small_pieces):
     assert ((index >= 0) & (index < 77)).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@each_backend
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,)], ids=str)
 def test_several_gradients_at_once(backend, wanted, small_pieces):
     """``is_grads_batched``, and results that a user may change in place."""
@@ -512,7 +512,7 @@ def test_several_gradients_at_once(backend, wanted, small_pieces):
     token += 1
     g, leaves = normal(4, 5, 2, seed=3).float(), [layer[i] for i in wanted]
     together = torch.autograd.grad(token, leaves, g, is_grads_batched=True, retain_graph=True)
-    for number, one in enumerate(g):
-        alone = torch.autograd.grad(token, leaves, one, retain_graph=True)
+    for number, single in enumerate(g):
+        alone = torch.autograd.grad(token, leaves, single, retain_graph=True)
         for x, y in zip(together, alone, strict=True):
             torch.testing.assert_close(x[number], y)
