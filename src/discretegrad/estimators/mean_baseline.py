@@ -92,16 +92,15 @@ def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tenso
     point, prob, *allowed = saved
     n = allowed[0].sum(-1, keepdim=True) if allowed else 2  # a bit has two values in any case
     if form != "released":
-        weight = 1 / (n * prob.clamp_min(torch.finfo(prob.dtype).tiny))
-        first_order = family.covariance(point, g).mul_(weight)
+        least = torch.finfo(prob.dtype).tiny
+        first_order = family.covariance(point, g).div_(n * prob.clamp_min(least))
     if form == "first":
         return first_order
     residual = family.residual(drawn, point)
     if form == "released":
         mean, z = family.mean(point), family.sample(point, drawn)
-        # z p g - (p.g) p, at the draw without cancellation
-        at_draw = family.dot(family.centre(g, drawn), residual)
-        first_order = torch.where(z > 0, at_draw, -family.dot(mean, g)) * mean / (n * prob + 1e-12)
+        slope = family.dot(family.centre(g, drawn), residual)  # g - p.g at the draw
+        first_order = torch.where(z > 0, slope, -family.dot(mean, g)) * mean / (n * prob + 1e-12)
     if allowed:
         advantage = g.gather(-1, drawn) - row_sum(torch.where(allowed[0], g, 0)) / n
     else:
