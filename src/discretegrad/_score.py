@@ -224,7 +224,7 @@ def joint_size(
 
 
 def probe(name: str, f: Objective, family: Family, logits: Tensor) -> Tensor:
-    """What one call of f gives: its axes are those that f leaves to the batch."""
+    """f at the most likely sample: its axes are those that f leaves to the batch."""
     with torch.no_grad():
         loss = f(family.sample(logits, family.likeliest(logits)))
     check_loss(name, loss, family.variables_shape(logits))

@@ -74,7 +74,7 @@ def exact_expectation(
         else:
             part = _weighted_sum(problem, first, last, vectorize)
         total = total + part
-    return total.to(problem.result_dtype)
+    return (problem.level + total).to(problem.result_dtype)
 
 
 def exact_gradient(
@@ -89,7 +89,8 @@ def exact_gradient(
 ) -> Tensor:
     r"""The gradient of $E[f(z)]$ with respect to ``logits``, summed over all joint outcomes.
 
-    Computes $\sum_z P(z) f(z) \nabla \log P(z)$, so f need not be differentiable.
+    Computes $\sum_z P(z) (f(z) - f(z^*)) \nabla \log P(z)$ with the likeliest outcome $z^*$, which
+    changes nothing but rounding, so f need not be differentiable.
 
     Args:
         logits: As all arguments: those of ``exact_expectation``, which also has the errors.
@@ -114,12 +115,12 @@ def exact_gradient(
     problem = _pose("exact_gradient", logits, f, family, mask, max_outcomes)
     check_count("exact_gradient", "chunk_size", chunk_size)
     with torch.no_grad():
-        mean = problem.family.mean(problem.point)
         gradient = torch.zeros_like(problem.logits)
         for first, last in _chunks(problem, chunk_size):
-            samples = _outcomes(problem, first, last)
-            weighted = _weighted_values(problem, samples, vectorize)
-            gradient += (spread(weighted, samples) * (samples - mean)).sum(0)
+            drawn = _outcomes(problem, first, last)
+            score = problem.family.residual(drawn, problem.point)
+            weighted = _weighted_values(problem, drawn, vectorize)
+            gradient += (spread(weighted, score) * score).sum(0)
     return gradient.to(logits.dtype)
 
 
@@ -139,6 +140,11 @@ class _Problem(NamedTuple):
     batch_shape: torch.Size
     latent_shape: torch.Size
     """The variables of one joint sample."""
+    level: Tensor
+    """f at the likeliest outcome, of the batch shape; values of f are taken relative to it.
+
+    The expectation then is this plus a sum over the unlikely outcomes, and nothing cancels.
+    """
 
 
 def _pose(
@@ -165,8 +171,10 @@ def _pose(
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
+    level = value.detach().to(wide.dtype)
+    level = torch.where(level.isfinite(), level, 0)
     dtypes = logits.dtype, torch.promote_types(logits.dtype, value.dtype)
-    return _Problem(name, family, f, wide, variables.point, *dtypes, batch, latent)
+    return _Problem(name, family, f, wide, variables.point, *dtypes, batch, latent, level)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
@@ -177,24 +185,25 @@ def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
 
 
 def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
-    """The samples of joint outcomes by number, with axes of size 1 for the batch."""
+    """The draws of joint outcomes by number, with axes of size 1 for the batch."""
     values, device = problem.family.outcomes(problem.logits), problem.logits.device
     place = values ** torch.arange(math.prod(problem.latent_shape), device=device)
     number = torch.arange(first, last, device=device).unsqueeze(-1)
     batch = [1] * len(problem.batch_shape)
     digits = (number // place % values).reshape(last - first, *batch, *problem.latent_shape)
-    return problem.family.outcome(digits, problem.logits).to(problem.dtype)
+    return problem.family.outcome(digits)
 
 
-def _weighted_values(problem: _Problem, samples: Tensor, vectorize: bool) -> Tensor:
-    """P(z) f(z) for each outcome: (chunk, *batch_shape)."""
+def _weighted_values(problem: _Problem, drawn: Tensor, vectorize: bool) -> Tensor:
+    """P(z) (f(z) - level) for each outcome: (chunk, *batch_shape)."""
+    samples = problem.family.sample(problem.logits, drawn).to(problem.dtype)
     samples = samples.expand(-1, *problem.logits.shape)
     values = evaluate_each(problem.name, problem.f, samples, problem.family, vectorize)
     log_prob = joint_sum(problem.family.log_prob(problem.logits, samples), values)
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)
-    return torch.where(possible, log_prob.exp() * values.to(log_prob.dtype), 0)
+    return torch.where(possible, log_prob.exp() * (values.to(log_prob.dtype) - problem.level), 0)
 
 
 def _weighted_sum(problem: _Problem, first: int, last: int, vectorize: bool) -> Tensor:

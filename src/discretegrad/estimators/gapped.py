@@ -87,9 +87,11 @@ def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
 def _formula(draw: Draw, gap: float | Literal["p"]) -> Gradient:
     family, variables, drawn, _ = draw
     if gap == "p":
-        prob = family.probability(drawn, variables.point) * (1 - 1e-5)
-        prob = prob.clamp_min(torch.finfo(prob.dtype).tiny)
-        lead: Tensor | float = -torch.log1p(-prob) / prob
+        point = variables.point
+        # 1 - P from what is not drawn; as a function of it alone the gap forgives its rounding
+        rest = family.other_probability(drawn, point) + 1e-5 * family.probability(drawn, point)
+        rest = rest.clamp_max(1 - torch.finfo(rest.dtype).eps)
+        lead: Tensor | float = -torch.log(rest) / (1 - rest)
     else:
         lead = gap
     moved = family.natural(variables)

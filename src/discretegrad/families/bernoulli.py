@@ -85,7 +85,7 @@ class Bernoulli(Family):
         """The probability of the value 1."""
         return sigmoid(point)
 
-    def covariance(self, point: Tensor, g: Tensor) -> Tensor:
+    def covariance(self, point: Tensor, g: Tensor, *, centred: bool = False) -> Tensor:
         """``p (1 - p) g``."""
         return sigmoid(point) * sigmoid(-point) * g
 
@@ -106,6 +106,10 @@ class Bernoulli(Family):
     def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of the drawn value."""
         return sigmoid(torch.where(drawn, point, -point))
+
+    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of the other value."""
+        return sigmoid(torch.where(drawn, -point, point))
 
     def draw_noise(
         self, variables: Variables, generator: torch.Generator | None, count: int | None = None
@@ -169,9 +173,9 @@ class Bernoulli(Family):
         """Two values."""
         return 2
 
-    def outcome(self, digits: Tensor, logits: Tensor) -> Tensor:
-        """The digits themselves."""
-        return digits.to(logits.dtype)
+    def outcome(self, digits: Tensor) -> Tensor:
+        """The digits as booleans."""
+        return digits != 0
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each bit's value."""

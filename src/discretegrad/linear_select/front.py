@@ -162,7 +162,8 @@ def linear_select(
         else:
             selected, index = select_in_blocks(row, rule, layer, tau, generator)
     selected = selected.reshape(*hidden.shape[:-1], table.shape[1])
-    return (selected, index.reshape(hidden.shape[:-1])) if return_index else selected
+    # the index that backward needs is not the user's, who may change his
+    return (selected, index.reshape(hidden.shape[:-1]).clone()) if return_index else selected
 
 
 def _lacking(rule: Rule, layer: Layer) -> str:
