@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -226,6 +227,8 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     result = call("run", "tiny", "--dry-run", "--device", "cpu", "--largest-stack", 3)
     assert result.exit_code == 0
     assert "tiny on cpu: 6 runs to train in 2 stacks, 0 done before, 0 damaged." in result.stdout
+    # both are alike: one row
+    assert len(re.findall(r"  2 +3 +0 +4 ", result.stdout)) == 1
     assert "Time: unknown" in result.stdout
     assert "discretegrad run tiny --budget 1m" in result.stdout
     assert tree(here) == {}
