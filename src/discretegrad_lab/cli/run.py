@@ -196,7 +196,7 @@ class Wanted:
 
 
 def _directory(runs: Path) -> Path:
-    if runs.is_file():
+    if os.path.isfile(runs):
         raise ValueError(f"expected a directory as --runs, got the file {runs}; choose one")
     return runs
 
