@@ -118,14 +118,14 @@ def _by_cost(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | N
     from ..tasks import recipes
 
     total, where, devices = 0.0, "", set()
-    left = {run for stack in plan.stacks for run in stack.runs}
+    not_left = {*plan.done, *plan.damaged}
     for recipe, runs in wanted.parts:
         whole = recipe
         while whole.cost is not None and whole.cost.of is not None:
             whole = recipes()[whole.cost.of]
         if whole.cost is None:
             return None, ""
-        share = len(left.intersection(runs)) / len(whole.runs())
+        share = sum(run not in not_left for run in runs) / len(whole.runs())
         total += share * whole.cost.seconds
         where = whole.cost.where
         devices.add(whole.cost.device)

@@ -21,7 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from ..stack.config import Run
-from .connection import Lifeline, check_address, connected, import_ray, lost, resources
+from .connection import Lifeline, connected, import_ray, lost, resources
 from .desk import Desk
 from .execute import STACK_OPTIONS, StackOptions
 from .listener import Listener, Outcome
@@ -76,7 +76,6 @@ def execute(
     """
     if budget is not None and not budget > 0:
         raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
-    check_address(address)
     deadline = math.inf if budget is None else time.perf_counter() + budget
     ray = import_ray(address)
     with connected(ray, address):
