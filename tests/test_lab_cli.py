@@ -1,9 +1,11 @@
 """The command line: what it prints, writes, refuses and returns, on runs of a few steps."""
 
+import errno
 import importlib.util
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -227,6 +229,8 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     result = call("run", "tiny", "--dry-run", "--device", "cpu", "--largest-stack", 3)
     assert result.exit_code == 0
     assert "tiny on cpu: 6 runs to train in 2 stacks, 0 done before, 0 damaged." in result.stdout
+    # both are alike: one row
+    assert len(re.findall(r"  2 +3 +0 +4 ", result.stdout)) == 1
     assert "Time: unknown" in result.stdout
     assert "discretegrad run tiny --budget 1m" in result.stdout
     assert tree(here) == {}
@@ -239,6 +243,36 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     assert event["bytes"] > 0
     assert event["seconds"] > 0
     assert "Time: about " in call("run", "tiny", "--dry-run", "--device", "cpu").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "tiny", "--device", "cpu", "--dry-run", "--runs"),
+        ("run", "tiny", "--device", "cpu", "--runs"),
+        ("run", "tiny", "--device", "cpu", "--tensorboard"),
+        ("report", "tiny", "--runs"),
+        ("report", "tiny", "--results"),
+        ("plot", "tiny", "--results"),
+        ("data", "check", "--data"),
+        ("doctor", "--runs"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_too_long_is_no_traceback(here, arguments):
+    result = call(*arguments, "a" * 256)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "too long" in result.output or arguments[0] in ("data", "plot", "report")
+
+
+def test_a_file_that_the_system_refuses_is_named(here, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "runs\x1b/loop")
+
+    monkeypatch.setattr("discretegrad_lab.cli.selection.Selection.find", refuse)
+    result = call("run", "tiny")
+    assert result.exit_code == 1
+    assert r"got runs\x1b/loop: Too many levels of symbolic links; choose" in result.stderr
 
 
 def test_a_dry_run_uses_the_cost_that_the_list_shows(here):

@@ -6,6 +6,8 @@ import errno
 import io
 import math
 import random
+import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ from discretegrad_lab import tasks
 from discretegrad_lab.report import document, results
 from discretegrad_lab.report.entries import entries, entries_csv
 from discretegrad_lab.report.folder import CLAIMS, REPORT, TABLE, check, read_section, write
-from discretegrad_lab.report.markdown import to_markdown
+from discretegrad_lab.report.html import to_html
+from discretegrad_lab.report.markdown import to_markdown, verdicts_csv
 from discretegrad_lab.report.reading import READING, of_results
-from discretegrad_lab.report.section import section
+from discretegrad_lab.report.section import page, section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.report.verdicts import judge
 from discretegrad_lab.runs.files import write_whole
@@ -691,6 +694,33 @@ def test_the_terminal_shows_tables_and_verdicts_whose_texts_are_no_markup():
     text = to_markdown(whole)
     assert r"| c | 1\|2 |" in text
     assert r"[bold] or \| not |" in text
+
+
+HOSTILE = "\x1b]0;x\x07<script>alert(1)</script>\r\n\n# big [a](http://b) [red]\u202e \x9b31m <!--"
+
+
+def test_texts_of_stored_runs_are_shown_and_do_nothing():
+    """Whatever an environment, or a title from elsewhere, says to a terminal or a browser."""
+    verdict = document.Verdict(HOSTILE, HOSTILE, True, HOSTILE)
+    table = document.TextTable(
+        HOSTILE, HOSTILE, ("", HOSTILE), ((HOSTILE, HOSTILE),), notes=(HOSTILE,)
+    )
+    changes = dict.fromkeys(("device", "torch", "source", "commit"), HOSTILE)
+    state = report(changed(vae(), lambda one: dataclasses.replace(one, **changes), seed=0)).text
+    whole = document.Section(HOSTILE, state, (table, verdict))
+    stream = io.StringIO()
+    show(whole, Console(file=stream, width=400))
+    markdown, page_text = to_markdown(whole), to_html(page(whole))
+    for text in (stream.getvalue(), markdown, verdicts_csv(whole), page_text):
+        acting = {x for x in text if unicodedata.category(x) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        assert acting <= {"\n"}
+        assert r"\x1b]0;x\x07" in text
+        assert r"\u202e \x9b31m" in text
+    assert "<script>alert(1)</script>" in stream.getvalue()
+    assert "[red]" in stream.getvalue()
+    assert r"\<script>alert(1)\</script>" in markdown
+    assert not re.search(r"(?<!\\)<[a-z/!?]|\]\(|^# big", markdown, re.MULTILINE)
+    assert "<script>alert" not in page_text
 
 
 # figures

@@ -17,6 +17,7 @@ from ..tasks import EXAMPLE
 from ..watch import streams
 from . import common
 from .doctor import ROOM
+from .plan import announced, show_plan
 from .selection import Selection, find_device, parse_time
 
 if TYPE_CHECKING:
@@ -114,11 +115,9 @@ def run(
             if quiet and json_lines:
                 raise ValueError("expected one of --quiet and --json, got both; choose one")
             selection = Selection([recipe], seeds, estimators, changes)
-            recipes = selection.find()
             wanted = Wanted(
                 selection,
-                recipes,
-                [run for chosen in recipes for run in selection.runs(chosen)],
+                [(chosen, selection.runs(chosen)) for chosen in selection.find()],
                 Store(_directory(runs)),
                 {
                     "device": _device(device, engine),
@@ -138,9 +137,7 @@ def run(
                     '`pip install "discretegrad[ray]"`, or train with --engine local'
                 )
         if dry_run:
-            from .plan import show_plan
-
-            show_plan(wanted, events)
+            show_plan(wanted, events, quiet)
             return
         with common.checking_input():
             # the nodes of a cluster have their own
@@ -162,9 +159,10 @@ def run(
                         **wanted.options,
                     )
                 else:
-                    announce = None if quiet or json_lines else _announce
+                    silent = quiet or json_lines
+                    announce = None if silent else _announce
                     outcome = execute.execute(
-                        wanted.runs,
+                        wanted.runs if silent else announced(wanted.runs),
                         wanted.store,
                         listener=together,
                         announce=announce,
@@ -194,27 +192,32 @@ class Wanted:
     """What a command line asks to train, checked."""
 
     selection: Selection
-    recipes: "list[Recipe]"
-    runs: "list[Run]"
+    parts: "list[tuple[Recipe, list[Run]]]"
+    """The recipes, each with its runs."""
     store: "Store"
     options: dict[str, Any]
     """Of ``execute``, on a device as on a cluster: device, data, budget and stacks."""
 
     @property
+    def runs(self) -> "list[Run]":
+        """Of all recipes."""
+        return [run for _, runs in self.parts for run in runs]
+
+    @property
     def name(self) -> str:
         """Of the recipes."""
-        return ", ".join(recipe.name for recipe in self.recipes)
+        return ", ".join(recipe.name for recipe, _ in self.parts)
 
     def check_data(self) -> None:
         """Raise ``DataError`` if data of the recipes are missing or damaged."""
         from ..tasks.data import require
 
-        names = dict.fromkeys(name for recipe in self.recipes for name in recipe.data)
+        names = dict.fromkeys(name for recipe, _ in self.parts for name in recipe.data)
         require(list(names), self.options["data"])
 
 
 def _directory(runs: Path) -> Path:
-    if runs.is_file():
+    if os.path.isfile(runs):
         raise ValueError(f"expected a directory as --runs, got the file {runs}; choose one")
     return runs
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..tasks.base import Cell, Metric
 from ..tasks.evidence import STATES, Results, Row, arrival, final
 from ..tasks.statistics import Comparison, Summary, compare, summarise
+from .document import printable
 from .reading import TUNED, Look, Reading
 from .results import significant, to_csv
 
@@ -147,7 +148,7 @@ def entries_csv(cells: list[Entry]) -> str:
             }
         )
     heading = list(lines[0]) if lines else ["metric", "estimator"]
-    return to_csv([heading, *(list(cells.values()) for cells in lines)])
+    return printable(to_csv([heading, *(list(cells.values()) for cells in lines)]))
 
 
 def _short(value: float, digits: int = 3) -> str:

@@ -55,5 +55,6 @@ def _state(reading: Reading, results: Results) -> str:
     for name in ("device", "torch", "commit", "source"):
         values = dict.fromkeys(getattr(row, name) for row in results.rows if row.commit)
         if values:
-            texts.append(f"{name.capitalize()}: {', '.join(values)}")
+            # in one line, since the text of a section may have paragraphs
+            texts.append(f"{name.capitalize()}: {' '.join(', '.join(values).splitlines())}")
     return ". ".join(texts) + "."

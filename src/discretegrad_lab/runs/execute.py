@@ -17,7 +17,8 @@ from ..tasks import task
 from .checkpoints import WRITERS, Copy, Pace, Writer
 from .environment import check_device, describe, out_of_memory
 from .listener import Listener, Outcome, Together
-from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
+from .pending import Group, look
+from .plan import Fit, check_largest, memory_of
 from .signals import stop_signals
 from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
 
@@ -131,7 +132,6 @@ class _Work:
         """How long the latest stack took from claiming its runs to its first epoch, in seconds."""
         self.held: dict[Run, None] = {}
         """Claims that have not been handed over to a final commit."""
-        self.elsewhere: set[Run] = set()
         self.told: set[Run] = set()
         self.finished: set[Run] = set()
         self.failed: set[Run] = set()
@@ -141,11 +141,10 @@ class _Work:
 
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
-        self.runs = dict.fromkeys(runs)
         for _ in self.store.runs(damaged=[]):
             # a newer version may have written others than these, under names of its own
             pass
-        self.pending, self.already, self.damaged = look(self.runs, self.store)
+        self.runs, self.pending, self.already, self.damaged = look(runs, self.store)
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
         self.listener.planned(list(self.already), list(self.pending))
@@ -156,31 +155,28 @@ class _Work:
         while trained:
             trained = False
             # others may have died or stopped meanwhile
-            self.elsewhere.clear()
+            self.pending.put_back()
             while self.stopped_by is None:
-                here = self._here()
-                if not here or self._must_stop(self.building):
+                group = self.pending.group()
+                if not group or self._must_stop(self.building):
                     break
-                trained |= self._take(next_group(here))
-            trained = trained and bool(self.elsewhere) and self.stopped_by is None
-
-    def _here(self) -> dict[Run, int]:
-        return {run: e for run, e in self.pending.items() if run not in self.elsewhere}
+                trained |= self._take(group)
+            trained = trained and bool(self.pending.aside) and self.stopped_by is None
 
     def outcome(self) -> Outcome:
         """Afterwards."""
         self._note_losses()
-        for run in self.elsewhere:
+        for run in tuple(self.pending.aside):
             if self.store.status(run, quick=True).done:
                 self.already[run] = None
-                self.pending.pop(run, None)
+                del self.pending[run]
         groups = {
             "finished": self.finished,
             "failed": self.failed,
             "diverged": self.diverged,
             "already": self.already,
-            "stopped": self.pending.keys() - self.elsewhere,
-            "elsewhere": self.pending.keys() & self.elsewhere,
+            "stopped": self.pending.keys() - self.pending.aside.keys(),
+            "elsewhere": self.pending.aside,
         }
         return Outcome(
             **{
@@ -192,7 +188,7 @@ class _Work:
             abandoned=self.abandoned,
         )
 
-    def _take(self, group: Sequence[Run]) -> bool:
+    def _take(self, group: Group) -> bool:
         """Train a stack of a group; False if none of them could be had."""
         size = self.fit.count(group)
         try:
@@ -222,7 +218,7 @@ class _Work:
     def _claim(self, run: Run) -> bool:
         """Claim a run and look again: it may not be as it was when the stack was planned."""
         if not self.store.claim(run):
-            self.elsewhere.add(run)
+            self.pending.set_aside(run)
             if run not in self.told:
                 self.told.add(run)
                 self.listener.run_elsewhere(run)
@@ -292,9 +288,7 @@ class _Work:
         self.listener.stack_started(stack.runs, epoch, stack.epochs, stack.steps_per_epoch)
         self.building = time.perf_counter() - began
         # where others wait that these can join
-        same = (e for run, e in self._here().items() if stack_key(run) == stack_key(stack.runs[0]))
-        until = min((e for e in same if e > epoch), default=stack.epochs)
-        self._loop(stack, members, until, pace)
+        self._loop(stack, members, self.pending.joins(stack.runs[0], epoch), pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
     def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:

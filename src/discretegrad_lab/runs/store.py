@@ -8,6 +8,7 @@ import csv
 import functools
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,6 +106,18 @@ class Store:
         except DamagedRun:
             return False
         return stored is not None and _status(stored[0]).done
+
+    def identities(self, task: str) -> set[str] | None:
+        """What is in the folder of a task, by one look at it; None if it cannot be listed.
+
+        A run whose identity is not among them was never saved.
+        """
+        try:
+            return set(os.listdir(self.root / task))
+        except FileNotFoundError:
+            return set()
+        except OSError:
+            return None
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
