@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discretegrad_lab.runs import checkpoints, disk, environment, plan
+from discretegrad_lab.runs import checkpoints, disk, environment, files, plan
 from discretegrad_lab.runs import execute as module
 from discretegrad_lab.runs.execute import StackOptions, execute
 from discretegrad_lab.runs.listener import Listener
@@ -784,7 +784,7 @@ def test_a_newer_store_is_refused(store, whose):
     directory = store.directory(runs[0])
     status = json.loads((directory / "status.json").read_text()) | {"format": disk.FORMAT + 1}
     del status["sha256"]
-    (directory / "status.json").write_bytes(disk.dump(disk._sealed(status)))
+    (directory / "status.json").write_bytes(files.dump(files.sealed(status)))
     if whose == "of another hash":
         directory.rename(directory.with_name("0123456789abcdef"))
     elif whose == "of a new task":

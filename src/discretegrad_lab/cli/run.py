@@ -61,6 +61,15 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
     ] = None,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Save and stop when so many runs cannot be read or saved; by default the others "
+            "are trained however many there are.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done; changes nothing.")
     ] = False,
@@ -110,7 +119,7 @@ def run(
                     "device": _device(device, engine),
                     "data": data,
                     "budget": None if budget is None else parse_budget(budget),
-                    "stacks": StackOptions(largest_stack),
+                    "stacks": StackOptions(largest_stack, max_failures=max_failures),
                 },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
@@ -160,11 +169,13 @@ def run(
         if events is not None:
             fields = {**_outcome_fields(outcome), "problems": problems}
             events.event("outcome", **fields, seconds=seconds, exit_code=code)
-        elif quiet:
-            # others have heard of it when it was met
-            common.tell(list(outcome.damaged.values()))
         else:
-            _summarise(wanted, outcome, seconds)
+            if quiet:
+                # others have heard of it when it was met
+                common.tell(list(outcome.damaged.values()))
+            else:
+                _summarise(wanted, outcome, seconds)
+            common.tell(outcome.unrelated)
         raise typer.Exit(code)
 
 
@@ -255,9 +266,11 @@ def _announce(_: str) -> None:
 
 
 def _exit_code(outcome: "Outcome") -> int:
-    if outcome.stopped_by not in (None, "budget"):
+    from ..runs.listener import REASONS
+
+    if outcome.stopped_by not in (None, *REASONS):
         return common.INTERRUPTED
-    if outcome.damaged:
+    if outcome.damaged or outcome.unrelated:
         return common.FAILED
     return common.WORK_LEFT if outcome.stopped or outcome.elsewhere else common.DONE
 
@@ -276,6 +289,7 @@ def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
     return {
         **{name: [run.identity for run in getattr(outcome, name)] for name in _GROUPS},
         "damaged": {run.identity: reason for run, reason in outcome.damaged.items()},
+        "unrelated": outcome.unrelated,
         "stopped_by": outcome.stopped_by,
         "abandoned": outcome.abandoned,
         "complete": outcome.complete,
@@ -294,7 +308,8 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
     typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")
     if outcome.stopped:
-        cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
+        causes = {"budget": "The budget ended", "failures": "Too many runs failed"}
+        cause = causes.get(outcome.stopped_by or "", "Interrupted")
         typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
         if outcome.abandoned:
             typer.echo(

@@ -18,13 +18,13 @@ from .environment import check_device, describe
 from .listener import Listener, Outcome
 from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
 from .signals import stop_signals
-from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
+from .store import DamagedRun, Environment, LostClaim, Metrics, Saved, State, Status, Store
 
 MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
 
 
 class StackOptions(NamedTuple):
-    """How runs are put into stacks, and how often those are saved."""
+    """How runs are put into stacks, how often those are saved, and when to give up."""
 
     largest_stack: int | None = None
     """The most members of a stack; by default as many as fit."""
@@ -34,6 +34,8 @@ class StackOptions(NamedTuple):
     """Makes a stack; that of the runs' task by default."""
     bytes_per_member: Callable[[Run], int] | None = None
     """Device memory of one member; asks the task by default."""
+    max_failures: int | None = None
+    """Runs that cannot be read or saved before all is saved and stopped; by default any number."""
 
 
 STACK_OPTIONS = StackOptions()
@@ -76,6 +78,8 @@ def execute(
     check_largest(stacks.largest_stack)
     if stacks.checkpoint_every is not None and not stacks.checkpoint_every >= 0:
         raise ValueError(f"expected seconds as checkpoint_every, got {stacks.checkpoint_every}")
+    if stacks.max_failures is not None and not stacks.max_failures > 0:
+        raise ValueError(f"expected a positive number as max_failures, got {stacks.max_failures}")
     deadline = math.inf if budget is None else time.perf_counter() + budget
     fit = Fit(check_device(device), stacks.largest_stack, stacks.bytes_per_member or memory_of)
     work = _Work(store, fit, data, deadline, stacks, listener or Listener())
@@ -129,15 +133,19 @@ class _Work:
         self.told: set[Run] = set()
         self.finished: set[Run] = set()
         self.diverged: set[Run] = set()
-        self.lost: list[tuple[Run, str]] = []
-        """Damage that commits have met."""
+        self.max_failures = math.inf if stacks.max_failures is None else stacks.max_failures
+        self.lost: list[tuple[Run, str | None]] = []
+        """Runs that could not be saved, and why; None if another process has saved them."""
 
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
         self.runs = dict.fromkeys(runs)
-        for _ in self.store.runs(damaged=[]):
+        damaged: list[DamagedRun] = []
+        for _ in self.store.runs(damaged):
             # a newer version may have written others than these, under names of its own
             pass
+        asked = {run.identity for run in self.runs}
+        self.unrelated = [str(error) for error in damaged if error.directory.name not in asked]
         self.pending, self.already, self.damaged = look(self.runs, self.store)
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
@@ -180,6 +188,7 @@ class _Work:
                 for name, members in groups.items()
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
+            unrelated=tuple(self.unrelated),
             stopped_by=self.stopped_by,
             abandoned=self.abandoned,
         )
@@ -211,11 +220,13 @@ class _Work:
 
     def _claim(self, run: Run) -> bool:
         """Claim a run and look again: it may not be as it was when the stack was planned."""
-        if not self.store.claim(run):
-            self.elsewhere.add(run)
-            if run not in self.told:
-                self.told.add(run)
-                self.listener.run_elsewhere(run)
+        try:
+            claimed = self.store.claim(run)
+        except DamagedRun as error:
+            self._leave_alone(run, str(error))
+            return False
+        if not claimed:
+            self._leave_to_another(run)
             return False
         status = self.store.status(run, quick=True)
         if status.state == "damaged":
@@ -235,9 +246,27 @@ class _Work:
         self.damaged[run] = reason
         self.listener.run_damaged(run, reason)
 
+    def _leave_to_another(self, run: Run) -> None:
+        self.elsewhere.add(run)
+        if run not in self.told:
+            self.told.add(run)
+            self.listener.run_elsewhere(run)
+
     def _note_losses(self) -> None:
         while self.lost:
-            self._leave_alone(*self.lost.pop())
+            run, reason = self.lost.pop()
+            if reason is not None:
+                self._leave_alone(run, reason)
+            else:
+                # it may look finished here; the next claim sees how far the other one is
+                self.pending.setdefault(run, 0)
+                self._leave_to_another(run)
+
+    def _let_go(self, run: Run, reason: str) -> None:
+        """Leave a run alone that was to be a member of the next stack."""
+        self._leave_alone(run, reason)
+        self.store.release(run)
+        del self.held[run]
 
     def _load(self) -> dict[Run, Saved]:
         """What is stored of runs that have begun; damaged ones are let go."""
@@ -246,7 +275,10 @@ class _Work:
             try:
                 loaded[run] = self.store.load(run)
             except DamagedRun as error:
-                self._leave_alone(run, str(error))
+                self._let_go(run, str(error))
+            except KeyError:
+                # moved away since it was claimed, so it begins again
+                self.pending[run] = 0
                 self.store.release(run)
                 del self.held[run]
         return loaded
@@ -260,7 +292,13 @@ class _Work:
         stack = self.make_stack(list(self.held), self.fit.device, self.data)
         for number, run in enumerate(stack.runs):
             if run in saved:
-                stack.load_state(number, saved[run].state)
+                try:
+                    stack.load_state(number, saved[run].state)
+                except ValueError as error:
+                    self._let_go(run, f"{self.store.directory(run)}: {error}")
+        if len(self.held) < len(stack.runs):
+            # the others make another stack
+            return
         stack.epoch = epoch
         here = {
             **describe(self.fit.device, tf32=stack.runs[0].tf32),
@@ -323,7 +361,7 @@ class _Work:
             self.writer.wait()
             self._note_losses()
             for member in members:
-                if member.run in self.pending:
+                if member.run in self.pending and member.run not in self.elsewhere:
                     self.pending[member.run] = stack.epoch
 
     def _save(self, stack: Stack, members: Sequence[_Member], pace: Pace) -> None:
@@ -336,7 +374,7 @@ class _Work:
         states = stack.states()
         jobs = []
         for member, step, state in zip(members, steps, states, strict=True):
-            if member.run not in self.damaged:
+            if member.run not in self.damaged and member.run not in self.elsewhere:
                 end: State = "finished" if step is None else "diverged"
                 status = Status(end if finished else "started", stack.epoch, member.seconds, step)
                 saved = Saved(status, list(member.metrics), member.environment, state)
@@ -344,9 +382,10 @@ class _Work:
         self.writer.start(jobs, pace)
         if finished:
             for member in members:
-                self.pending.pop(member.run, None)
-                if member.run in self.damaged:
+                if member.run in self.damaged or member.run in self.elsewhere:
                     self.store.release(member.run)
+                else:
+                    self.pending.pop(member.run, None)
             self.held.clear()
         waited = time.perf_counter() - began
         pace.waited(waited)
@@ -360,6 +399,8 @@ class _Work:
                 (self.finished if saved.status.state == "finished" else self.diverged).add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
+        except LostClaim:
+            self.lost.append((run, None))
         finally:
             if saved.status.done:
                 self.store.release(run)
@@ -369,6 +410,8 @@ class _Work:
         if self.stopped_by is None:
             if self.caught:
                 self.stopped_by = self.caught[0]
+            elif len(self.damaged) >= self.max_failures:
+                self.stopped_by = "failures"
             elif time.perf_counter() + seconds > self.deadline:
                 self.stopped_by = "budget"
         return self.stopped_by is not None

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from ..stack.config import Run
 
+REASONS = ("budget", "failures")
+"""Why training stops before its end, other than for a signal."""
+
 
 class Listener:
     """What happens while runs are trained; this one does nothing.
@@ -54,8 +57,10 @@ class Outcome:
     """Another process is training them."""
     damaged: Mapping[Run, str] = field(default_factory=dict)
     """Left alone, and why."""
+    unrelated: tuple[str, ...] = ()
+    """Why stored runs that were not asked for cannot be read."""
     stopped_by: str | None = None
-    """``budget`` or the name of a signal."""
+    """``budget``, ``failures`` or the name of a signal."""
     abandoned: bool = False
     """An epoch was given up since the budget was over before it was done."""
 
