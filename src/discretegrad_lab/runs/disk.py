@@ -156,12 +156,19 @@ def read(directory: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, bytes]
 def status_bytes(directory: Path) -> bytes | None:
     """The present ``status.json``; None if the run was never saved."""
     try:
+        os.lstat(directory)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        # reading it says what is wrong
+        pass
+    try:
         return _content(directory, _STATUS, _LARGEST["status"])
     except DamagedRun:
+        # it may have been moved away since
         if not os.path.lexists(directory):
             return None
-        # not if the first commit has just come between the two
-        return _content(directory, _STATUS, _LARGEST["status"])
+        raise
 
 
 def _content(directory: Path, name: str, most: int) -> bytes:
