@@ -625,7 +625,8 @@ def test_report_goes_from_runs_to_files_and_is_checked(here):
     assert "Wrote results/tiny" in shown
     assert tree(here / "results") == before
     files = {"claims.csv", "curves.csv", "report.html", "report.md", "runs.csv", "table.csv"}
-    assert {path.name for path in (here / "results" / "tiny").iterdir()} == {*files, "reading.json"}
+    files |= {"reading.json", "checksums.json"}
+    assert {path.name for path in (here / "results" / "tiny").iterdir()} == files
     checked = call("report", "--check")
     assert checked.exit_code == 0
     assert checked.stdout == "All tables of 1 recipe follow from their results.\n"
@@ -639,11 +640,18 @@ def test_check_finds_what_was_changed_or_cannot_be_read(here, name):
     train("--seeds", "1")
     call("report", "tiny", "-q")
     path = here / "results" / "tiny" / name
-    # a changed run shows in the report
     path.write_bytes(path.read_bytes().replace(b"finished", b"diverged", 1).rstrip() + b" \n")
-    assert refused(call("report", "--check"), "tiny/", code=1)
+    assert refused(call("report", "--check"), name, "tiny", code=1)
     path.write_bytes(b"\xff\xfe")
-    assert refused(call("report", "--check"), name, code=2 if name == "runs.csv" else 1)
+    assert refused(call("report", "--check"), name, code=1)
+    # results of an older version are read, and that is told
+    if name == "runs.csv":
+        shutil.rmtree(path.parent)
+        call("report", "tiny", "-q")
+        (path.parent / "checksums.json").unlink()
+        assert refused(call("report", "--check"), "expected checksums.json", code=1)
+        assert "expected checksums.json" in call("report", "tiny", "-q").stderr
+        assert call("report", "--check").exit_code == 0
 
 
 def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):

@@ -24,8 +24,9 @@ import torch
 from discretegrad_lab import tasks
 from discretegrad_lab.runs import cluster, connection, worker
 from discretegrad_lab.runs.desk import Desk
-from discretegrad_lab.runs.execute import StackOptions, execute
+from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
+from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.store import DamagedRun, Store, StoreError
 from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.data import DataError
@@ -646,6 +647,22 @@ def test_what_a_dead_worker_has_finished_counts(tmp_path, again, group):
     job._note(0, Outcome(already=(first,), stopped=(second,), stopped_by="budget"), again=again)
     expected = {group: (first,), "stopped": (second,), "stopped_by": "budget"}
     assert job.outcome() == Outcome(**expected)
+
+
+def test_failures_of_all_nodes_are_counted_together(tmp_path):
+    first, second, third = runs = seeds(RUN, 3)
+    errors = SimpleNamespace(RayError=ArithmeticError, TaskCancelledError=ArithmeticError)
+    ray = SimpleNamespace(get=lambda task: task, exceptions=errors)
+    stacks = StackOptions(max_failures=2)
+    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu", stacks=stacks), None)
+    job.stacks = [(run,) for run in runs]
+    job._note(0, Outcome(damaged={first: "a reason"}), again=False)
+    assert job.stop is None
+    job._note(1, Outcome(damaged={second: "a reason"}), again=False)
+    assert job.stop == "failures"
+    # a worker that is told so is stopped by a signal, which is not why
+    job._note(2, Outcome(stopped=(third,), stopped_by="SIGTERM"), again=False)
+    assert (job.outcome().stopped_by, job.outcome().stopped) == ("failures", (third,))
 
 
 def test_a_listener_knows_which_stack_an_event_is_of():

@@ -19,10 +19,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discretegrad_lab.runs import checkpoints, disk, environment, plan
+from discretegrad_lab.runs import checkpoints, disk, environment, files, plan
 from discretegrad_lab.runs import execute as module
-from discretegrad_lab.runs.execute import StackOptions, execute
+from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener
+from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import NewerStore, Saved, Status, Store, StoreError
 from discretegrad_lab.stack.trainer import EpochAbandoned
@@ -883,7 +884,7 @@ def test_a_newer_store_is_refused(store, whose):
     directory = store.directory(runs[0])
     status = json.loads((directory / "status.json").read_text()) | {"format": disk.FORMAT + 1}
     del status["sha256"]
-    (directory / "status.json").write_bytes(disk.dump(disk._sealed(status)))
+    (directory / "status.json").write_bytes(files.dump(files.sealed(status)))
     if whose == "of another hash":
         directory.rename(directory.with_name("0123456789abcdef"))
     elif whose == "of a new task":

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from discretegrad_lab.cli import plan as plan_command
-from discretegrad_lab.runs.execute import StackOptions, _Work, execute
+from discretegrad_lab.runs.execute import _Work, execute
+from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.pending import Group, Pending, look
 from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import Store

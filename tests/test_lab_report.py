@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import io
 import math
+import os
 import random
 import re
 import unicodedata
@@ -17,7 +18,7 @@ from scipy import stats
 
 import discretegrad_lab
 from discretegrad_lab import tasks
-from discretegrad_lab.report import document, results
+from discretegrad_lab.report import document, results, sources
 from discretegrad_lab.report.entries import entries, entries_csv
 from discretegrad_lab.report.folder import CLAIMS, REPORT, TABLE, check, read_section, write
 from discretegrad_lab.report.html import to_html
@@ -169,6 +170,9 @@ def test_few_and_equal_runs():
 def save(store, run, metrics, state="finished", diverged_step=None, **environment):
     assert store.claim(run)
     starts = [{**ENVIRONMENT, "device": "an older one"}, {**ENVIRONMENT, **environment}]
+    if state != "started":
+        # the first epoch, as often as it takes
+        metrics = [metrics[0]] * (run.epochs - len(metrics)) + metrics
     rows = [{"epoch": n, **values} for n, values in enumerate(metrics, 1)]
     status = Status(state, len(metrics), 12.346, diverged_step)
     store.save(run, Saved(status, rows, starts, {"x": torch.zeros(3)}))
@@ -179,7 +183,7 @@ def save(store, run, metrics, state="finished", diverged_step=None, **environmen
 def stored(tmp_path):
     """A store with a run in each state, and the results of that recipe."""
     store = Store(tmp_path / "store")
-    runs = VAE.runs(estimators=["st"])[:5]
+    runs = [dataclasses.replace(run, epochs=2) for run in VAE.runs(estimators=["st"])[:5]]
     nan = math.nan
     whole = [{"train": 120.1234567, "test": nan}, {"train": 1e-7 / 3, "test": 114.0}]
     save(store, runs[0], whole)
@@ -237,12 +241,14 @@ def test_files_say_what_was_collected(stored, tmp_path):
     results.write(again, tmp_path / "again")
     for name in (results.RUNS, results.CURVES):
         assert (tmp_path / "again" / name).read_text() == (folder / name).read_text()
-    assert not list(folder.glob("*.partial"))
+    assert sorted(os.listdir(folder)) == [sources.CHECKSUMS, results.CURVES, results.RUNS]
 
 
 def test_files_that_were_not_written_so_are_refused(tmp_path):
     folder = tmp_path / VAE.name
     results.write(vae(), folder)
+    # as an older version left it
+    (folder / sources.CHECKSUMS).unlink()
     good = (folder / results.RUNS).read_text()
     for text, message in (
         (good.replace("diverged_step", "step", 1), "got: no columns diverged_step in runs"),
@@ -256,7 +262,7 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             results.read(folder)
         assert str(folder) in str(error.value)
-        assert "move them away" in str(error.value)
+        assert "move all three away" in str(error.value)
     (folder / results.RUNS).write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="decode"):
         results.read(folder)
@@ -265,12 +271,10 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("old")
 
-    def refuse(path, content):
-        # as a file that is opened for writing
-        path.write_text("")
+    def refuse(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space"):
         write_whole(tmp_path / "file", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -653,12 +657,19 @@ def test_what_is_changed_missing_or_too_much_in_a_report_is_found(committed):
         path.unlink()
         assert f"expected vae-10x30/{name}, got no such file" in check(committed)
         path.write_text(text, encoding="utf-8")
-    # a digit of the results
+    # a digit of the results, which the checksums would not let pass
+    (committed / VAE.name / sources.CHECKSUMS).unlink()
+    assert "expected checksums.json" in check(committed)
+    results.write(results.read(committed / VAE.name), committed / VAE.name)
     path = committed / VAE.name / results.RUNS
     text = path.read_text()
     line = next(line for line in text.splitlines() if ",reinmax," in line)
     path.write_text(text.replace(line, line.replace(",98.", ",99.", 1)))
     assert path.read_text() != text
+    assert "got: runs.csv with another checksum than checksums.json says" in check(committed)
+    # as if it had been measured so
+    (committed / VAE.name / sources.CHECKSUMS).unlink()
+    results.write(results.read(committed / VAE.name), committed / VAE.name)
     assert "of vae-10x30/report.md" in check(committed)
 
 
@@ -784,8 +795,11 @@ def test_the_report_on_a_recipe_of_a_user_can_be_checked_without_it(tmp_path):
     assert of_results(found, folder).describe({"target": "spread"}) == "setting B"
     text = (folder / READING).read_text()
     (folder / READING).write_text(text.replace("panels", "panel"))
-    with pytest.raises(ValueError, match=r"reading\.json as it was written, got: 'panels'"):
-        check(tmp_path / "results")
+    with pytest.raises(ValueError, match=r"as it was written, got: reading\.json with another"):
+        read_section(folder)
+    (folder / sources.CHECKSUMS).unlink()
+    with pytest.raises(ValueError, match=r"reading\.json as it was written, got: no document with"):
+        read_section(folder)
 
 
 def test_without_a_recipe_what_varies_are_the_rows(tmp_path):

@@ -76,6 +76,15 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
     ] = None,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Save and stop when so many runs cannot be read or saved; by default the others "
+            "are trained however many there are.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done; changes nothing.")
     ] = False,
@@ -101,8 +110,8 @@ def run(
     again at any time, and in several terminals at once.
     """
     from ..runs import cluster, execute
-    from ..runs.execute import StackOptions
     from ..runs.listener import Together
+    from ..runs.options import StackOptions
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
     from ..watch.tensorboard import EventFiles
@@ -128,6 +137,7 @@ def run(
                         None
                         if checkpoint_every is None
                         else parse_time(checkpoint_every, "--checkpoint-every", zero=True),
+                        max_failures=max_failures,
                     ),
                 },
             )
@@ -176,13 +186,15 @@ def run(
             problems = [*together.problems, *streams.problems()]
             fields = {**_outcome_fields(outcome), "problems": problems}
             events.event("outcome", **fields, seconds=seconds, exit_code=code)
-        elif quiet:
-            # others have heard of it when it was met
-            common.tell(list(outcome.damaged.values()))
         else:
-            _summarise(wanted, outcome, seconds)
+            if quiet:
+                # others have heard of it when it was met
+                common.tell(list(outcome.damaged.values()))
+            else:
+                _summarise(wanted, outcome, seconds)
+            common.tell(outcome.unrelated)
             # on stderr that of stdout has been said, when it was met
-            for problem in streams.problems():
+            for problem in () if quiet else streams.problems():
                 typer.echo(f"discretegrad: {problem}")
         raise typer.Exit(code)
 
@@ -284,9 +296,11 @@ _STOPPING = b"discretegrad: stopping after this epoch; once more to stop at once
 
 
 def _exit_code(outcome: "Outcome") -> int:
-    if outcome.stopped_by not in (None, "budget"):
+    from ..runs.listener import REASONS
+
+    if outcome.stopped_by not in (None, *REASONS):
         return common.INTERRUPTED
-    if outcome.damaged:
+    if outcome.damaged or outcome.unrelated:
         return common.FAILED
     return common.WORK_LEFT if outcome.stopped or outcome.elsewhere else common.DONE
 
@@ -306,6 +320,7 @@ def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
         **{name: [run.identity for run in getattr(outcome, name)] for name in _GROUPS},
         "failed": [run.identity for run in outcome.failed],
         "damaged": {run.identity: reason for run, reason in outcome.damaged.items()},
+        "unrelated": outcome.unrelated,
         "stopped_by": outcome.stopped_by,
         "abandoned": outcome.abandoned,
         "complete": outcome.complete,
@@ -326,7 +341,8 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
     typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")
     if outcome.stopped:
-        cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
+        causes = {"budget": "The budget ended", "failures": "Too many runs failed"}
+        cause = causes.get(outcome.stopped_by or "", "Interrupted")
         typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
         if outcome.abandoned:
             typer.echo(

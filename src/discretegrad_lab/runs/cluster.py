@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 from ..stack.config import Run
 from .connection import Lifeline, connected, import_ray, lost, resources
 from .desk import Desk
-from .execute import STACK_OPTIONS, StackOptions
 from .listener import Listener, Outcome, Together
+from .options import STACK_OPTIONS, StackOptions
 from .plan import Estimate
 from .signals import stop_signals
 from .store import Store, StoreError
@@ -139,6 +139,7 @@ class _Job:
         self.damaged |= planned.damaged
         for run, reason in planned.damaged.items():
             self.listener.run_damaged(run, reason)
+        self._count_failures()
         to_do = {run for stack in self.stacks for run in stack}
         self.listener.planned(planned.done, [run for run in self.runs if run in to_do])
 
@@ -231,11 +232,18 @@ class _Job:
                 self.fate |= dict.fromkeys(getattr(outcome, name), name)
             self.failed |= {*outcome.failed}
             self.damaged |= outcome.damaged
+            self._count_failures()
             self.stopped_by = self.stopped_by or outcome.stopped_by
             self.abandoned = self.abandoned or outcome.abandoned
             if again:
                 # the worker before may have got so far
                 self._look(outcome.already)
+
+    def _count_failures(self) -> None:
+        """Stop if more runs have failed, on all nodes together, than may."""
+        most = self.place.stacks.max_failures
+        if most is not None and len(self.damaged) >= most:
+            self.stop = self.stop or "failures"
 
     def _look(self, runs: Sequence[Run]) -> None:
         for run in runs:

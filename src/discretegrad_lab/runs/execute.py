@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -17,29 +16,11 @@ from ..tasks import task
 from .checkpoints import WRITERS, Copy, Pace, Writer
 from .environment import check_device, describe, out_of_memory
 from .listener import Listener, Outcome, Together
+from .options import STACK_OPTIONS, StackOptions
 from .pending import Group, look
-from .plan import Fit, check_largest, memory_of
+from .plan import Fit, memory_of
 from .signals import stop_signals
-from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
-
-MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
-
-
-class StackOptions(NamedTuple):
-    """How runs are put into stacks, and how often those are saved."""
-
-    largest_stack: int | None = None
-    """The most members of a stack; by default as many as fit."""
-    checkpoint_every: float | None = None
-    """Seconds between checkpoints; by default the first one comes soon, and then as many as keep
-    their cost below 2 % of the time."""
-    make_stack: MakeStack | None = None
-    """Makes a stack; that of the runs' task by default."""
-    bytes_per_member: Callable[[Run], int] | None = None
-    """Device memory of one member; asks the task by default."""
-
-
-STACK_OPTIONS = StackOptions()
+from .store import DamagedRun, Environment, LostClaim, Metrics, Saved, State, Status, Store
 
 
 def execute(
@@ -79,9 +60,7 @@ def execute(
     """
     if budget is not None and not budget > 0:
         raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
-    check_largest(stacks.largest_stack)
-    if stacks.checkpoint_every is not None and not stacks.checkpoint_every >= 0:
-        raise ValueError(f"expected seconds as checkpoint_every, got {stacks.checkpoint_every}")
+    stacks.check()
     deadline = math.inf if budget is None else time.perf_counter() + budget
     fit = Fit(check_device(device), stacks.largest_stack, stacks.bytes_per_member or memory_of)
     told = Together(*([] if listener is None else [listener]))
@@ -136,15 +115,19 @@ class _Work:
         self.finished: set[Run] = set()
         self.failed: set[Run] = set()
         self.diverged: set[Run] = set()
-        self.lost: list[tuple[Run, str]] = []
-        """Damage that commits have met."""
+        self.max_failures = math.inf if stacks.max_failures is None else stacks.max_failures
+        self.lost: list[tuple[Run, str | None]] = []
+        """Runs that could not be saved, and why; None if another process has saved them."""
 
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
-        for _ in self.store.runs(damaged=[]):
+        damaged: list[DamagedRun] = []
+        for _ in self.store.runs(damaged):
             # a newer version may have written others than these, under names of its own
             pass
         self.runs, self.pending, self.already, self.damaged = look(runs, self.store)
+        asked = {run.identity for run in self.runs}
+        self.unrelated = [str(error) for error in damaged if error.directory.name not in asked]
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
         self.listener.planned(list(self.already), list(self.pending))
@@ -184,6 +167,7 @@ class _Work:
                 for name, members in groups.items()
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
+            unrelated=tuple(self.unrelated),
             stopped_by=self.stopped_by,
             abandoned=self.abandoned,
         )
@@ -217,11 +201,13 @@ class _Work:
 
     def _claim(self, run: Run) -> bool:
         """Claim a run and look again: it may not be as it was when the stack was planned."""
-        if not self.store.claim(run):
-            self.pending.set_aside(run)
-            if run not in self.told:
-                self.told.add(run)
-                self.listener.run_elsewhere(run)
+        try:
+            claimed = self.store.claim(run)
+        except DamagedRun as error:
+            self._leave_alone(run, str(error))
+            return False
+        if not claimed:
+            self._leave_to_another(run)
             return False
         status = self.store.status(run, quick=True)
         if status.state == "damaged":
@@ -241,9 +227,27 @@ class _Work:
         self.damaged[run] = reason
         self.listener.run_damaged(run, reason)
 
+    def _leave_to_another(self, run: Run) -> None:
+        self.pending.set_aside(run)
+        if run not in self.told:
+            self.told.add(run)
+            self.listener.run_elsewhere(run)
+
     def _note_losses(self) -> None:
         while self.lost:
-            self._leave_alone(*self.lost.pop())
+            run, reason = self.lost.pop()
+            if reason is not None:
+                self._leave_alone(run, reason)
+            else:
+                # it may look finished here; the next claim sees how far the other one is
+                self.pending.setdefault(run, 0)
+                self._leave_to_another(run)
+
+    def _let_go(self, run: Run, reason: str) -> None:
+        """Leave a run alone that was to be a member of the next stack."""
+        self._leave_alone(run, reason)
+        self.store.release(run)
+        del self.held[run]
 
     def _load(self) -> dict[Run, Saved]:
         """What is stored of runs that have begun; damaged ones are let go."""
@@ -252,7 +256,10 @@ class _Work:
             try:
                 loaded[run] = self.store.load(run)
             except DamagedRun as error:
-                self._leave_alone(run, str(error))
+                self._let_go(run, str(error))
+            except KeyError:
+                # moved away since it was claimed, so it begins again
+                self.pending[run] = 0
                 self.store.release(run)
                 del self.held[run]
         return loaded
@@ -266,7 +273,13 @@ class _Work:
         stack = self.make_stack(list(self.held), self.fit.device, self.data)
         for number, run in enumerate(stack.runs):
             if run in saved:
-                stack.load_state(number, saved[run].state)
+                try:
+                    stack.load_state(number, saved[run].state)
+                except ValueError as error:
+                    self._let_go(run, f"{self.store.directory(run)}: {error}")
+        if len(self.held) < len(stack.runs):
+            # the others make another stack
+            return
         stack.epoch = epoch
         here = {
             **describe(self.fit.device, tf32=stack.runs[0].tf32),
@@ -355,7 +368,7 @@ class _Work:
         self.writer.wait()
         self._note_losses()
         for member in members:
-            if member.run in self.pending:
+            if member.run in self.pending and member.run not in self.pending.aside:
                 self.pending[member.run] = epoch
 
     def _rescue(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
@@ -374,7 +387,7 @@ class _Work:
         finished = copy.epoch == members[0].run.epochs
         jobs = []
         for number, member in enumerate(members):
-            if member.run not in self.damaged:
+            if member.run not in self.damaged and member.run not in self.pending.aside:
                 step = copy.diverged[number]
                 end: State = "finished" if step is None else "diverged"
                 state: State = end if finished else "started"
@@ -385,9 +398,10 @@ class _Work:
         self.writer.start(jobs, pace)
         if finished:
             for member in members:
-                self.pending.pop(member.run, None)
-                if member.run in self.damaged:
+                if member.run in self.damaged or member.run in self.pending.aside:
                     self.store.release(member.run)
+                else:
+                    self.pending.pop(member.run, None)
             self.held.clear()
         waited = pace.copy_seconds + time.perf_counter() - began
         pace.waited(waited)
@@ -403,6 +417,8 @@ class _Work:
                     self.failed.add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
+        except LostClaim:
+            self.lost.append((run, None))
         finally:
             if saved.status.done:
                 self.store.release(run)
@@ -412,6 +428,8 @@ class _Work:
         if self.stopped_by is None:
             if self.caught:
                 self.stopped_by = self.caught[0]
+            elif len(self.damaged) >= self.max_failures:
+                self.stopped_by = "failures"
             elif time.perf_counter() + seconds > self.deadline:
                 self.stopped_by = "budget"
         return self.stopped_by is not None

@@ -9,6 +9,8 @@ from typing import Any
 from ..stack.config import Run
 
 _log = logging.getLogger(__name__)
+REASONS = ("budget", "failures")
+"""Why training stops before its end, other than for a signal."""
 
 
 class Listener:
@@ -118,8 +120,10 @@ class Outcome:
     """Another process is training them."""
     damaged: Mapping[Run, str] = field(default_factory=dict)
     """Left alone, and why."""
+    unrelated: tuple[str, ...] = ()
+    """Why stored runs that were not asked for cannot be read."""
     stopped_by: str | None = None
-    """``budget`` or the name of a signal."""
+    """``budget``, ``failures`` or the name of a signal."""
     abandoned: bool = False
     """An epoch was given up since the budget was over before it was done."""
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 from ..stack.config import Run
 from ..stack.userfiles import load_file
 from .connection import ClusterError
-from .execute import STACK_OPTIONS, StackOptions, execute
-from .listener import Listener, Outcome
+from .execute import execute
+from .listener import REASONS, Listener, Outcome
+from .options import STACK_OPTIONS, StackOptions
 from .plan import Estimate, estimate
 from .signals import STOP
 from .store import Store
@@ -206,7 +207,7 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
         reporter.end()
         return Failure.of(error, node)
     reporter.end()
-    if outcome.stopped_by not in (None, "budget") and reporter.told is None:
+    if outcome.stopped_by not in (None, *REASONS) and reporter.told is None:
         # its node goes, or a part of it; Ray finds another one
         raise Interrupted(outcome.stopped_by)
     if outcome.stopped_by is not None:
