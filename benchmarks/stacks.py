@@ -50,12 +50,12 @@ from torch import Tensor
 
 from discretegrad_lab import Listener, Run, Stack, Store, execute, recipe, stack_of_task
 from discretegrad_lab.report.document import Curve, Figure
+from discretegrad_lab.runs.listener import Together
 from discretegrad_lab.tasks.data import DataError, Images, load_mnist
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import model as vae
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.watch.board import Board
-from discretegrad_lab.watch.together import Together
 
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"

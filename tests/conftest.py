@@ -1,7 +1,9 @@
 """Shared by all tests."""
 
 import os
+import tempfile
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,3 +48,11 @@ def compiler(own_warnings):
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def memory():
+    """A directory for very many files, in memory where the system has such a place."""
+    place = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as name:
+        yield Path(name)

@@ -91,20 +91,6 @@ class Case:
             g = g - g.gather(dim, draw.unsqueeze(dim))
         return torch.maximum(g.abs(), expected.abs()).amax(dim, keepdim=True)
 
-    def weight(self, logits: Tensor, draw: Tensor, tau=1.0, mask=None) -> Tensor | float:
-        """What a rare draw multiplies the gradient by, and with it what that cancels from.
-
-        1 / (n p_k) of the mean baseline, along the last axis; a bit has nothing to cancel.
-        """
-        if self.name != "mean_baseline" or not self.categorical:
-            return 1.0
-        logits = logits.double()
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -torch.inf)
-        log_prob = (logits / tau).log_softmax(-1).gather(-1, draw.unsqueeze(-1))
-        count = (logits > -torch.inf).sum(-1, keepdim=True)
-        return ((-log_prob).exp() / count).clamp_min(1)
-
     def noise(self, logits: Tensor, dim: int, seed: Tensor, draw: Tensor) -> Tensor:
         """What the kernels make of a seed, in the form that the torch path takes."""
         draws = self.options.get("num_draws")
@@ -239,8 +225,6 @@ def check_case(
     assert gradient.dtype == logits.dtype
     expected = case.expected(logits, g, draw, tau, dim, mask, seed_of(seed, device))
     scale = case.scale(g, draw, expected, dim)
-    if dim == -1:
-        scale = scale * case.weight(logits, draw, tau, mask)
     assert_gradient(gradient, expected, scale)
     if mask is not None:
         assert not gradient[~mask.expand(z.shape)].any()

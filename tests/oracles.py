@@ -45,6 +45,12 @@ def reinmax(theta: Tensor, index: Tensor, tau=1.0) -> Tensor:
     return pi_2 - stop_gradient(pi_2) + sample
 
 
+def blend(theta: Tensor, index: Tensor, tau=1.0, weight=0.5) -> Tensor:
+    """Both samples have the same value, so their mixture mixes their gradients."""
+    first, second = straight_through(theta, index, tau), reinmax(theta, index, tau)
+    return (1 - weight) * first + weight * second
+
+
 def gapped(theta: Tensor, index: Tensor, tau=1.0, gap=1.0) -> Tensor:
     """GST: two constant moves make the drawn logit the largest and keep the others below it."""
     fixed = stop_gradient(theta)
@@ -128,6 +134,7 @@ def sample(name: str, theta: Tensor, index: Tensor, exponential: Tensor, tau=1.0
     without_noise = {
         "straight_through": straight_through,
         "reinmax": reinmax,
+        "blend": blend,
         "gapped": gapped,
         "mean_baseline": mean_baseline,
     }

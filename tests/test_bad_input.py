@@ -1,6 +1,7 @@
 """Bad input is met with an error that says what was expected, what came and what to do."""
 
 import importlib.util
+import inspect
 import itertools
 import math
 from dataclasses import dataclass
@@ -13,8 +14,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+import discretegrad
 from cases import HARD, SAMPLERS, any_tau, each, each_family
-from discretegrad import BackendUnavailable, exact_expectation, exact_gradient, set_checks
+from discretegrad import (
+    ESTIMATORS,
+    BackendUnavailable,
+    exact_expectation,
+    exact_gradient,
+    set_checks,
+)
 from discretegrad.kernels import dispatch
 from discretegrad.testing import assert_discrete, normal, seeded
 
@@ -134,10 +142,16 @@ def zeros(shape):
 # torch has no arithmetic for 8-bit floats, so the samplers cannot take them either
 NO_LOGITS = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn)
 ADVICE = "Use tau=1.0 unless you have tuned it"
+NESTED = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged)
 # for every sampler and family
 STATIC = [
     *wrong_types("logits", ([0.0], None, np.zeros(3)), "torch.Tensor", "got {}", "as_tensor"),
     *wrong_types("logits", [TWO.to(x) for x in NO_LOGITS], "got dtype {}", ".float()"),
+    *[
+        ({name: x.to_sparse()}, TypeError, f"{name} to be a dense tensor", "sparse_coo", "to_dense")
+        for name, x in (("logits", TWO), ("tau", TWO[:, :1]), ("mask", ones((2, 3))))
+    ],
+    ({"logits": NESTED}, TypeError, "logits to be a dense tensor", "a nested one", "to_padded_te"),
     *wrong("tau", (0, -0.5, NAN, INF, -INF), ValueError, "tau in (0, inf)", "got {}", ADVICE),
     *wrong_types("tau", (True, "1", None, [1.0], 1j), "a number or a tensor", "got {}", ADVICE),
     *wrong_types("tau", (ones(()), torch.ones(()) * 1j), "real tau", "dtype {}", ADVICE),
@@ -158,7 +172,7 @@ OF_FAMILY = {
     "categorical": [
         *wrong("dim", (2, -3), ValueError, "dim in [-2, 1]", "shape (2, 3)", "got {}"),
         *wrong_types("dim", (1.0, "0", None, True, (0,)), "dim to be an int", "got {}"),
-        ({"logits": torch.tensor(0.0)}, ValueError, "got a scalar", 'set family="bernoulli"'),
+        ({"logits": torch.tensor(0.0)}, ValueError, "got a scalar", "pass torch.stack([torch.zero"),
         *wrong_shapes("logits", ((2, 0), (0,), (0, 0)), "got zero along dim -1", "shape {}"),
         ({"tau": torch.ones(3)}, ValueError, "1 along dim -1 (one temperature per row)", "(3,)"),
         ({"tau": torch.ones(2, 1), "dim": 0}, ValueError, "size 1 along dim 0", "shape (2, 1)"),
@@ -460,6 +474,8 @@ EXACT = [
     ({"family": "gaussian"}, ValueError, "one of 'categorical', 'bernoulli'", "'gaussian'"),
     *wrong("chunk_size", (0, -1), ValueError, "chunk_size of at least 1", "got {}"),
     *wrong_types("chunk_size", (True, 2.5), "chunk_size to be an int", "got {}"),
+    *wrong("vectorize", ("no", 1, None), TypeError, "True or False", "got {}", shown=repr),
+    *wrong_types("f", (None, TWO), "f to be a function", "got", "in the order (logits, f)"),
     *wrong("max_outcomes", (0, -1), ValueError, "max_outcomes of at least 1", "got {}"),
     *wrong_types("max_outcomes", (True, 2.5), "max_outcomes to be an int", "got {}"),
     ({"logits": torch.zeros(11, 3), "f": total}, ValueError, "max_outcomes=65536", "got 3 ** 11"),
@@ -479,6 +495,7 @@ EXACT = [
     ({"mask": torch.tensor([[False], [True]])}, ValueError, AT_LEAST_ONE, "row 0"),
     ({"mask": torch.ones(3)}, TypeError, "boolean tensor", "got torch.float32", "mask.bool()"),
     ({"logits": torch.tensor(0.0), "f": total}, ValueError, "category axis", "got a scalar"),
+    ({"f": lambda z: agree(z).reshape(1)[0].to_sparse()}, TypeError, "f returns to be a dense"),
     ({"logits": torch.zeros(2, 0)}, ValueError, "at least one category", "got zero"),
 ]
 
@@ -499,3 +516,92 @@ def test_error_of_the_objective_is_its_own(family):
 
     with pytest.raises(KeyError, match="mine"):
         exact_expectation(torch.zeros(2, 3), broken, family=family)
+
+
+# --- everything that is public, with everything wrong in every argument
+
+WRONG = {
+    "none": None,
+    "word": "yes",
+    "zero": 0,
+    "negative": -1,
+    "fraction": 2.5,
+    "nan": NAN,
+    "true": True,
+    "complex": 1j,
+    "list": [1],
+    "array": np.ones(3),
+    "floats": torch.ones(7),
+    "integers": torch.ones(7).long(),
+    "complexes": torch.ones(7) * 1j,
+    "sparse": torch.ones(2, 3).to_sparse(),
+    "nested": NESTED,
+    "object": object(),
+}
+# what is right for an argument all the same; the others, and all that is not listed, are refused
+NOTHING, FLAG, COEFFICIENT = {"none"}, {"true"}, {"zero", "negative", "fraction"}
+RIGHT = {
+    "logits": {"floats"},
+    "tau": {"fraction"},
+    "dim": {"zero", "negative"},
+    **dict.fromkeys(("mask", "generator", "given", "noise", "seed", "num_samples"), NOTHING),
+    **dict.fromkeys(("hard", "vectorize", "tied", "as_released", "return_index"), FLAG),
+    **dict.fromkeys(("alpha", "beta", "offset", "slope", "scale"), COEFFICIENT),
+    "gap": {"zero", "fraction"},
+    "baseline": NOTHING,
+    "decay": {"zero"},
+    "Relax.scale": {"none", *COEFFICIENT},
+    "blend.weight": {"zero"},
+}
+HANDLE = discretegrad.sample_index(torch.zeros(2, 3))[1]
+HEAD = {"hidden": torch.zeros(2, 4), "head": torch.zeros(3, 4), "table": torch.zeros(3, 5)}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{
+        row.name: {"logits": torch.zeros(2, 3, requires_grad=True), "family": row.families[0]}
+        | ({"f": total} if row.kind == "score" else {})
+        for row in ESTIMATORS.values()
+    },
+    "expectation": {"logits": TWO, "f": total},
+    "exact_expectation": {"logits": TWO, "f": total},
+    "exact_gradient": {"logits": TWO, "f": total},
+    "sample_index": {"logits": TWO},
+    "select": {"handle": HANDLE, "weight": torch.zeros(3)},
+    "linear_select": HEAD,
+    "Reinforce": {},
+    "MuProp": {},
+    "DoubleCV": {},
+    "Rebar": {},
+    "Relax": {"control": 3},
+    "Rodeo": {},
+    "ControlNetwork": {"num_inputs": 3},
+    "get": {"name": "reinmax"},
+    "citation": {"name": "reinmax"},
+    "set_checks": {"mode": "auto"},
+}
+ARGUMENTS["relax"]["control"] = lambda z: z.flatten(1).sum(-1)
+ARGUMENTS["rodeo"]["control"] = torch.tanh
+# types without arguments of a user, and what has a table of its own (test_diagnostics)
+ELSEWHERE = {"BackendUnavailable", "Diagnosis", "DiagnosisRow", "Estimator", "Family", "Handle"}
+
+
+def test_everything_public_is_in_the_table():
+    assert set(discretegrad.__all__) == {*ARGUMENTS, *ELSEWHERE, "ESTIMATORS", "diagnose"}
+
+
+@pytest.mark.filterwarnings("ignore:.*is unusual")
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_whatever_is_wrong_gets_an_answer_in_words(name):
+    """No argument of anything public takes what it should not, or ends in an error of torch."""
+    function, right = getattr(discretegrad, name), ARGUMENTS[name]
+    function(**right)
+    kinds = inspect.signature(function).parameters.values()
+    for argument in (x.name for x in kinds if x.kind is not x.VAR_KEYWORD):
+        accepted = RIGHT.get(f"{name}.{argument}", RIGHT.get(argument, set()))
+        for kind, value in WRONG.items():
+            try:
+                function(**{**right, argument: value})
+                answer = "taken"
+            except (TypeError, ValueError) as error:
+                answer = str(error)
+            refused = "expected" in answer and "got" in answer
+            assert answer == "taken" if kind in accepted else refused, (argument, kind, answer)

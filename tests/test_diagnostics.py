@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import discretegrad
 import oracles
 from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation
-from discretegrad.diagnose import cost, moments, problem, run
+from discretegrad.diagnose import cost, moments, problem, undrawn
 from discretegrad.testing import normal, seeded
 
 FAMILY_WISE = 1e-6
@@ -181,12 +181,105 @@ def test_where_there_is_no_bias_none_is_found(family, untimed):
     assert len(names) > 5
     for row in diagnosed(names, "quadratic", family, 9).rows:
         assert row.bias_detected is False, row
-        assert row.bias_p_value > run._SIGNIFICANCE
+        assert row.bias_p_value > undrawn.SIGNIFICANCE
         assert row.bias_standard_error is None
         if row.estimator != "exact":
             # less noise than the mean of the draws has: what is left is an estimate of zero
             assert row.bias_squared < 3 * row.variance / row.draws
     assert diagnosed(["straight_through"], "quadratic", family, 9).rows[0].bias_detected
+
+
+UNBIASED = {
+    "categorical": ["leave_one_out", "reinforce", "disarm_tree", "muprop", "rebar", "reinmax"],
+    "bernoulli": ["leave_one_out", "reinforce", "disarm", "arms", "muprop", "rebar", "double_cv"],
+}
+
+
+def confident(family, gap):
+    """Variables that nearly always take one value, and an f that is not linear."""
+    if family == "bernoulli":
+        weight = torch.tensor([1.0, -2.0, 1.5]).double()
+        return torch.tensor([gap, gap, -gap]).double(), lambda z: (z @ weight - 0.4) ** 3 + 5
+    logits, weight = torch.zeros(2, 3).double(), torch.tensor([1.0, 2.0, 4.0]).double()
+    logits[:, 0] = gap
+    # quadratic, where reinmax has no bias
+    return logits, lambda z: (z @ weight).sum(-1).square()
+
+
+def verdicts(family, gap, seeds, **arguments):
+    """The rows of all unbiased estimators, for each seed."""
+    logits, f = confident(family, gap)
+    arguments = {"family": family, **arguments}
+    for seed in range(seeds):
+        yield from diagnose(logits, f, UNBIASED[family], generator=seeded(seed), **arguments).rows
+
+
+@every_family
+@pytest.mark.parametrize("reference", ["exact", "leave_one_out", "given"])
+@pytest.mark.parametrize("gap", [8, 12])
+def test_what_was_not_drawn_is_no_bias(gap, reference, family, untimed):
+    # a false alarm has a chance of at most 1e-3 for each row: more than 2 among these 21 or 18
+    # rows come by chance in 2e-6 of cases
+    logits, f = confident(family, gap)
+    if reference == "given":
+        reference = discretegrad.exact_gradient(logits, f, family=family)
+    rows = list(verdicts(family, gap, 3, reference=reference))
+    assert sum(row.verdict == "biased" for row in rows) <= 2
+    for row in rows:
+        assert (row.verdict == "too few draws") == (row.bias_detected is None)
+        assert (row.draws_needed is not None) == (row.bias_detected is None)
+
+
+@pytest.mark.slow
+@every_family
+@pytest.mark.parametrize("gap", [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15])
+def test_false_alarms_are_as_rare_as_stated(gap, family, untimed):
+    rows = list(verdicts(family, gap, 100))
+    alarms = sum(row.verdict == "biased" for row in rows)
+    assert stats.binom.sf(alarms - 1, len(rows), undrawn.SIGNIFICANCE) > LEVEL
+
+
+def test_the_number_of_draws_that_would_tell_does_tell(untimed):
+    # straight_through is biased; what it lacks to the truth is rare here
+    logits, f = confident("categorical", 4)
+    few = diagnose(logits, f, ["straight_through"], num_draws=100, generator=seeded(0))
+    row = few.rows[0]
+    assert (row.verdict, row.bias_detected) == ("too few draws", None)
+    # it is no less than the truth, and the bound says so
+    exact = diagnose(logits, f, ["exact"], num_draws=40, generator=seeded(0))
+    assert row.bias_bound > 0.5 * exact.gradient_norm
+    assert 100 < row.draws_needed < 10**5
+    assert f"(too few draws, about {row.draws_needed} would tell)" in few.table()
+    assert f"?{row.bias:.3g}" in few.table()
+    assert "too few draws, about" in few.plot().get_supxlabel()
+    assert json.loads(json.dumps(few.to_dicts()))[0]["verdict"] == "too few draws"
+    enough = {"num_draws": 2 * row.draws_needed, "generator": seeded(0)}
+    assert diagnose(logits, f, ["straight_through"], **enough).rows[0].verdict == "biased"
+
+
+def test_one_rare_outcome_among_likely_values(untimed):
+    # every value is likely, and f is 0 but for one of 4096 outcomes: most runs do not draw it
+    def f(z):
+        return z.prod(-1)
+
+    logits = torch.zeros(12).double()
+    for seed in range(4):
+        row = diagnose(logits, f, ["leave_one_out"], family="bernoulli", generator=seeded(seed))
+        assert row.rows[0].verdict != "biased"
+
+
+@pytest.mark.parametrize("offset", [0, 3.0])
+@pytest.mark.parametrize("gap", [6.0, 10.0, -12.0])
+def test_rounding_is_no_bias(gap, offset, untimed):
+    weight, names = torch.tensor([1.0, 2.0, 4.0]), ["straight_through", "double_cv", "muprop"]
+    logits, arguments = torch.full((3,), gap), {"family": "bernoulli", "generator": seeded(0)}
+    result = diagnose(logits, lambda z: z @ weight + offset, names, **arguments)
+    assert [row.verdict for row in result.rows] == ["no bias found"] * 3
+    # the exact gradient does not have the precision of the logits
+    truth = discretegrad.exact_gradient(
+        logits.double(), lambda z: z @ weight.double(), family="bernoulli"
+    )
+    assert result.gradient_norm == pytest.approx(float(truth.norm()), rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -317,7 +410,7 @@ def test_a_wrong_reference_shows():
     def wrong(logits, f, **arguments):
         return 1.1 * expectation(logits, f, "leave_one_out", **arguments)
 
-    assert diagnosed(["exact"], num_draws=500, reference=wrong).rows[0].bias_detected
+    assert diagnosed(["exact"], num_draws=1000, reference=wrong).rows[0].bias_detected
 
 
 def test_kinds_of_reference(untimed):
@@ -655,6 +748,7 @@ def test_other_dtypes(dtype, untimed):
 
 
 FEW = "of at least 1"
+ORDER = r"Write discretegrad.diagnose\(logits, f, estimators\)"
 REFERENCE = torch.full((3, 2, 2), math.inf)
 
 
@@ -679,7 +773,11 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
         ({"logits": torch.zeros(3, 2, 2).long()}, TypeError, "expected floating-point logits"),
         ({"logits": torch.full((3, 2, 2), math.nan)}, ValueError, "expected logits without NaN"),
         ({"logits": torch.zeros(0, 2, 2)}, ValueError, "expected logits with at least one"),
-        ({"logits": sum, "f": torch.zeros(2)}, TypeError, r"diagnose\(logits, f, \.\.\.\)"),
+        ({"logits": sum, "f": torch.zeros(2)}, TypeError, f"builtin_.*, Tensor, None.*{ORDER}"),
+        ({"f": ["reinmax"], "estimators": sum}, TypeError, f"got .Tensor, list, builtin.*{ORDER}"),
+        ({"logits": sum, "estimators": torch.zeros(2)}, TypeError, ORDER),
+        ({"estimators": [("reinmax", {"num_samples": 0})]}, ValueError, f"num_samples {FEW}"),
+        ({"reference": ("leave_one_out", {"num_samples": 0})}, ValueError, f"num_samples {FEW}"),
         ({"estimators": "reinmax"}, TypeError, "Put a single one into a list"),
         ({"estimators": []}, ValueError, "expected at least one estimator"),
         ({"estimators": ["reinmux"]}, ValueError, "expected the name of an estimator"),

@@ -203,7 +203,7 @@ class Table(Family):
     def mean(self, point):
         return point @ self.values
 
-    def covariance(self, point, g):
+    def covariance(self, point, g, *, centred=False):
         residuals = self.values - self.mean(point).unsqueeze(-2)
         weights = point * (residuals @ g.unsqueeze(-1)).squeeze(-1)
         return (weights.unsqueeze(-1) * residuals).sum(-2)
@@ -225,7 +225,7 @@ class Table(Family):
 
     draw_noise = seeded_noise = accept_noise = scale = perturbed = relaxed = unneeded
     gradient_given_noise = gradient_given_draw = variables_shape = likeliest = unneeded
-    outcomes = outcome = log_prob = unneeded
+    outcomes = outcome = log_prob = other_probability = unneeded
 
 
 TABLES = {

@@ -264,7 +264,7 @@ def test_ways_to_name_an_estimator(case):
     problem, row = Problem(case), case.row
     expected = case.results(problem, generator=seeded(1))
     mine = dataclasses.replace(row, name="mine", function=partial(row.function))
-    ways = [row, row.function, mine, *([mine.function] if row.kind == "score" else [])]
+    ways = [row, row.function, mine, mine.function]
     for estimator in ways:
         arguments = {"estimator": estimator, "family": FAMILIES[case.family]}
         assert_all(torch.equal, case.results(problem, generator=seeded(1), **arguments), expected)
@@ -381,6 +381,36 @@ def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
             estimate(together[0], given, torch.zeros(shape), 0.0)
 
 
+COEFFICIENTS = {"muprop": ("offset", "slope"), "rebar": ("scale",), "relax": ("scale",)}
+COEFFICIENTS |= {"double_cv": ("alpha",), "rodeo": ("alpha", "beta")}
+
+
+@each([case for case in DEFAULTS if case.row.name in COEFFICIENTS])
+def test_coefficient_with_one_element_has_any_number_of_axes(case):
+    """Their sizes are those of no axis of f, so that a product with them would broadcast."""
+    for batch in ((4,), (1, 3), ()):
+        problem, runs = Problem(case, batch), []
+        for shape in ((), (1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)):
+            names = COEFFICIENTS[case.row.name]
+            own = [torch.full(shape, -0.7, requires_grad=True) for _ in names]
+            options = dict(zip(names, own, strict=True))
+            result = case.run(problem, generator=seeded(1), **options)
+            found = torch.autograd.grad(result.sum(), [*problem.leaves(), *own])
+            runs.append([result, *found[:2], *(x.reshape(()) for x in found[2:])])
+        for run in runs[1:]:
+            assert_all(torch.equal, run, runs[0])
+
+
+def test_control_variate_of_rodeo_may_have_axes_of_size_one_beyond():
+    logits = normal(3, 4).requires_grad_()
+    runs = []
+    for control in (stein_control, lambda x: stein_control(x)[..., None]):
+        arguments = {"control": control, "alpha": 0.7, "beta": -0.4, "generator": seeded(1)}
+        result = rodeo(logits, lambda b: (b**3).sum(-1), **arguments)
+        runs.append(torch.autograd.grad(result.sum(), logits))
+    assert_all(torch.equal, *runs)
+
+
 @each(CASES)
 @pytest.mark.parametrize(("batch", "latent"), [((0,), (2,)), ((3, 0), ()), ((3,), (0,))], ids=str)
 def test_nothing_to_sample(case, batch, latent):
@@ -401,10 +431,30 @@ def test_samples_and_gradients_have_the_dtype_of_the_logits_and_the_result_that_
         f = Recorder(lambda z: (problem.f(z) * torch.rand(20)).to(loss_dtype))  # noqa: B023
         result = case.run(problem, f)
         assert all(z.dtype == dtype for z in f.seen)
-        assert result.dtype == (loss_dtype if case.sampled else dtype)
+        wider = torch.promote_types(dtype, loss_dtype)
+        assert result.dtype == (loss_dtype if case.sampled else wider)
         if case.sampled:
             assert torch.equal(result, torch.stack(f.losses[: case.count]).mean(0))
         assert all(x.dtype == dtype for x in problem.sound(result))
+
+
+@each([case for case in CASES if case.row.kind == "score"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_loss_scale_beyond_the_range_of_the_logits(case, dtype):
+    """Mixed precision scales the loss by 2^16, which float16 cannot hold, though the gradients."""
+    low, high = (Problem(case, dtype=x) for x in (dtype, torch.float32))
+    high.fill(low.logits.detach())
+    control = joint_control(len(low.consumed))
+    own = {"control": lambda z: 1e-3 * control(z)} if case.row.name == "relax" else {}
+    gradients = []
+    for problem, scale in ((low, 2.0**16), (high, 1.0)):
+        arguments = {"generator": seeded(1), **own}
+        result = case.run(problem, lambda z: 1e-3 * high.f(z.float()), **arguments)
+        gradients.append(torch.autograd.grad(scale * result.sum(), problem.logits)[0])
+    assert gradients[0].dtype == dtype
+    # relaxed samples are rounded before f sees them
+    atol = 16 * torch.finfo(dtype).eps * gradients[1].abs().max().item()
+    torch.testing.assert_close(gradients[0].float() / 2**16, gradients[1], rtol=0, atol=atol)
 
 
 @each([x for x in SLOPE_FREE if x.sampled and not callable(x.options.get("baseline"))])
@@ -465,9 +515,9 @@ def test_f_need_not_be_differentiable(case, vectorize):
 def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
     problem = Problem(case)
     functions = [WITHOUT_SLOPE["floats"], WITHOUT_SLOPE["constants"]]
-    if case.row.kind == "score":
-        # it is found though parameters have one
-        functions.append(lambda z: problem.f(z.detach()))
+    # it is found though parameters, or the logits themselves, have one
+    functions.append(lambda z: problem.f(z.detach()))
+    functions.append(lambda z: problem.f(z.detach()) + problem.logits.flatten(1).sum(-1))
     free = {row.name for row in ESTIMATORS.values() if not row.needs_grad_f} - {"exact"}
     for f in functions:
         with pytest.raises(
@@ -482,6 +532,77 @@ def test_missing_slope_is_an_error_that_names_alternatives(case, vectorize):
         assert value.shape == problem.batch
         with torch.no_grad():
             assert case.run(problem, f, vectorize=vectorize).shape == problem.batch
+
+
+@each(SLOPED)
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_missing_slope_is_an_error_in_transforms(case, vectorize):
+    """There a sampler would give zero, and rebar and relax an estimate with a bias."""
+    ensemble = Ensemble(case)
+    f, (many, weights) = ensemble.problem.f, ensemble.inputs
+    message = f"^{case.row.name}: expected f to be differentiable with respect to the sample, "
+
+    def total(logits, weight):
+        without = partial(f, weight=weight)
+        arguments = {"logits": logits, "vectorize": vectorize}
+        return case.run(ensemble.problem, lambda z: without(z.detach()), **arguments).sum()
+
+    leaves = [x.clone().requires_grad_() for x in (many, weights)]
+    for transformed, inputs in (
+        (grad(total, argnums=(0, 1)), (many[0], weights[0])),
+        (vmap(grad(total, argnums=(0, 1)), randomness="different"), (many, weights)),
+        (vmap(total, randomness="different"), leaves),
+        (grad(lambda x, w: vmap(total, randomness="different")(x, w).sum()), (many, weights)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            transformed(*inputs)
+    # nobody asks for a gradient of the logits
+    assert grad(total, argnums=1)(many[0], weights[0]).isfinite().all()
+    assert vmap(total, randomness="different")(many, leaves[1]).isfinite().all()
+
+
+@each(CASES)
+@pytest.mark.parametrize("batch", [(4,), ()], ids=str)
+def test_f_may_write_into_its_sample(case, batch):
+    problem = Problem(case, batch)
+
+    def writing(z, weight=problem.weight):
+        z.mul_(weight)
+        x = sums_over(z, len(problem.consumed))
+        z.zero_()
+        return (x - 0.3) ** 3 + x
+
+    for vectorize, logits in itertools.product((False, True), (None, problem.logits.detach())):
+        arguments = {"logits": logits, "vectorize": vectorize}
+        runs = []
+        for f in (writing, problem.f):
+            result = case.run(problem, f, generator=seeded(1), **arguments)
+            leaves = problem.leaves() if logits is None else problem.leaves()[1:]
+            runs.append((result, *torch.autograd.grad(result.sum(), leaves)))
+        assert_all(assert_close, *runs)
+
+    def total(logits, weight, f):
+        f = partial(f, weight=weight)
+        return case.run(problem, f, logits=logits, generator=seeded(1)).sum()
+
+    inputs = [x.detach() for x in problem.leaves()]
+    both = partial(grad(total, argnums=(0, 1)), *inputs)
+    assert_all(assert_close, both(writing), both(problem.f))
+
+
+@each([case for case in CASES if str(case) in ("categorical-reinmax", "categorical-muprop")])
+def test_compiled_f_may_write_into_its_sample(case, compiler):
+    problem = Problem(case)
+
+    def step(logits):
+        f = lambda z: z.mul_(problem.weight).sum((-1, -2)) ** 2  # noqa: E731
+        return case.run(problem, f, logits=logits).sum()
+
+    gradients = []
+    for function in (torch.compile(step, fullgraph=True, backend="aot_eager"), step):
+        torch.manual_seed(1)
+        gradients.append(torch.autograd.grad(function(problem.logits), problem.logits)[0])
+    assert_close(*gradients)
 
 
 @each(SAMPLED)
@@ -902,6 +1023,37 @@ def test_running_baseline_forgets_losses_that_are_not_finite_and_empty_batches()
     assert_all(torch.equal, estimator.state_dict().values(), before.values())
 
 
+def test_running_baseline_in_transforms():
+    """Where it cannot be updated that is said, and in evaluation mode nothing is in the way."""
+    estimator, logits = Reinforce(), normal(5, 3)
+    f = lambda z: z @ torch.arange(3.0, dtype=z.dtype)  # noqa: E731
+    total = lambda x: expectation(x, f, estimator).sum()  # noqa: E731
+    ways = [
+        lambda: grad(total)(logits),
+        lambda: vmap(total, randomness="different")(logits),
+        lambda: vmap(grad(total), randomness="different")(logits),
+    ]
+    expectation(logits, f, estimator)
+    before = copy.deepcopy(estimator.state_dict())
+    for way in ways:
+        with pytest.raises(RuntimeError, match=r"^Reinforce: expected evaluation mode .*\.eval\("):
+            way()
+        estimator.eval()
+        assert way().isfinite().all()
+        estimator.train()
+    assert_all(torch.equal, estimator.state_dict().values(), before.values())
+
+    def with_buffers(logits, buffers):
+        result = torch.func.functional_call(estimator, buffers, (logits, f))
+        return result.sum(), buffers
+
+    gradient, after = grad(with_buffers, has_aux=True)(
+        logits, {name: x.clone() for name, x in before.items()}
+    )
+    assert gradient.isfinite().all()
+    assert after["steps"] == before["steps"] + 1 == 2
+
+
 @each([case for case in OBJECTS if str(case) in ("bernoulli-double_cv", "bernoulli-relax")])
 def test_compiled_estimator_object_learns_nothing(case, compiler):
     """Compiled code has no second derivative: the parameters of the object get no gradient."""
@@ -1023,16 +1175,21 @@ def bad_options() -> Iterator[Bad]:
     for name, others in (("disarm", "arms or leave_one_out"), ("disarm_tree", "leave_one_out")):
         message = rf"{name}: {pairs} For an odd number use {others}\."
         yield Bad(ValueError, message, name, ESTIMATORS[name].families[0], {"num_samples": 3})
-    coefficients = {"muprop": ("offset", "slope"), "rebar": ("scale",), "double_cv": ("alpha",)}
-    for name, options in {**coefficients, "rodeo": ("alpha", "beta")}.items():
+    for name, options in COEFFICIENTS.items():
         for option in options:
             axes = ", or with one for .*" if name == "rodeo" else ""
-            element = rf"a floating-point tensor with one element{axes}, got shape \(2,\) .*"
+            element = rf"a tensor with one element{axes}, got shape \(2,\)"
             for value, error, message in (
                 (NAN, ValueError, f"a finite {option}, got nan"),
                 ("much", TypeError, f"{option} to be a number, got str"),
                 (True, TypeError, f"{option} to be a number, got bool"),
                 (torch.ones(2), ValueError, f"{option} to be a number or {element}"),
+                (torch.tensor(NAN), ValueError, f"a finite {option}, got NaN or inf"),
+                (
+                    torch.tensor(1),
+                    TypeError,
+                    f"{option} to be .* got dtype torch.int64. Convert .*",
+                ),
             ):
                 arguments = {**required(ESTIMATORS[name]), option: value}
                 yield Bad(error, rf"{name}: expected {message}", name, "bernoulli", arguments)
@@ -1065,8 +1222,13 @@ def bad_calls() -> Iterator[Bad]:
     yield Bad(ValueError, message, family="poisson")
     message = r"expectation: expected f to be .*, got Tensor\. .* in the order \(logits, f\)\."
     yield Bad(TypeError, message, logits=loss, f=torch.zeros(5, 2, 3))
-    message = r'.* a category axis, got a scalar\. For a single .* set family="bernoulli"\.'
+    message = r'.* a category axis, got a scalar\. For a single .* family="bernoulli"\.'
     yield Bad(ValueError, message, logits=torch.zeros(()))
+    message = (
+        r"expectation: expected an estimator that can be called as .*, with \(logits, f\) and "
+        r"family, generator, num_samples, got <function .*>: .*\. For a sampler of your own .*"
+    )
+    yield Bad(TypeError, message, lambda logits, **arguments: logits)
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_compiled_and_from_a_checkpoint_it_is_the_same(case, backend, compiler):
 def test_a_sampler_by_name_by_row_and_of_ones_own():
     logits, row = normal(3, 5), SAMPLERS["reinmax"]
     mine = replace(row, name="mine")
-    for estimator in ("reinmax", row, mine):
+    for estimator in ("reinmax", row, row.function, mine):
         index, _ = sample_index(logits, estimator, generator=seeded(1))
         assert torch.equal(index, sample_index(logits, generator=seeded(1))[0])
 
@@ -252,8 +252,9 @@ WRONG_ESTIMATORS = [
         for name in ("reinforce", "exact", "reinmaxx")
     ],
     ({"estimator": discretegrad.get("reinforce")}, ValueError, "Only samplers have"),
-    ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler .* got function"),
-    ({"estimator": None}, TypeError, "got NoneType"),
+    ({"estimator": discretegrad.reinforce}, ValueError, "got 'reinforce'. Only samplers have"),
+    ({"estimator": None}, TypeError, "the name of a sampler .*, its row or .*, got NoneType"),
+    ({"estimator": len}, TypeError, "the name of a sampler .* got builtin_function"),
     ({"gap": 1.0}, TypeError, "reinmax: expected options among .* got 'gap'"),
     ({"estimator": "gapped", "gap": -1.0}, ValueError, "gapped: expected a finite gap"),
     ({"estimator": "gapped", "order": 1}, TypeError, "expected options among gap, got 'order'"),
@@ -298,3 +299,27 @@ def test_wrong_arguments_of_select():
     ):
         with pytest.raises(error, match=message):
             select(*arguments)
+
+
+@each_backend
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4), (4,), (0, 4)], ids=str)
+@pytest.mark.parametrize("width", [(5,), (), (0,)], ids=str)
+def test_results_belong_to_the_user(backend, shape, width):
+    """An offset added to the index does not change the look-up, and the result may be changed in
+    place; an empty batch or an empty row of the codebook is nothing special."""
+    if backend == "triton" and 0 in shape:
+        pytest.skip("the dispatcher leaves empty tensors to the torch path")
+    logits, weight = normal(*shape).float(), normal(4, *width).float()
+    leaves = [logits.requires_grad_(), weight.requires_grad_()]
+    index, handle = discretegrad.sample_index(logits, "reinmax", backend=backend)
+    drawn = index.clone()
+    index += 100
+    selected = discretegrad.select(handle, weight)
+    assert torch.equal(selected, weight[drawn])
+    plain = torch.autograd.grad(selected.sum(), leaves, retain_graph=True)
+    selected += 1
+    torch.nn.functional.relu(selected, inplace=True).sum().backward()
+    expected = torch.autograd.grad(discretegrad.select(handle, weight).add(1).relu().sum(), leaves)
+    for leaf, gradient, unchanged in zip(leaves, expected, plain, strict=True):
+        assert leaf.grad.shape == unchanged.shape
+        assert torch.equal(leaf.grad, gradient)

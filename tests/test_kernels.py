@@ -472,7 +472,7 @@ def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
         drawn.categories.copy_(index)
         drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
     at_draw = g.gather(-1, drawn.categories[:, None]).squeeze(-1).float()
-    sums = torch.zeros(5, rows)
+    sums = torch.zeros(8, rows)
     known = categorical.LongRows(Method(method, gap=0.7), tau, seed, drawn, at_draw, sums)
     for begin, end in spans:
         pieces = [x[:, begin:end].contiguous() for x in (g, logits)]
@@ -549,6 +549,26 @@ def test_tails_of_bits_are_relatively_accurate(case, value):
     actual = bits.gradient(method, torch.ones(41), Bits(logits), seed, draw != 0)
     expected = case.expected(logits, torch.ones(41), draw, seed=seed)
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("n", [5, 20], ids=["one block", "several"])
+def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks):
+    """Each category far above the others, and each one drawn: no |g| in the tolerance."""
+    ends = torch.tensor([0, 1, 2, n - 2, n - 1])
+    for gap, tau in ((15.0, 1.0), (17.0, 2.0), (80.0, 1.0)):
+        logits = -gap + torch.linspace(-1, 1, n).expand(5, 5, n).clone()
+        logits.scatter_(-1, ends.reshape(5, 1, 1).expand(5, 5, 1), 0.0)
+        leaf, g = logits.requires_grad_(), 3 + normal(n).expand(5, 5, n)
+        draw = ends.expand(5, 5).contiguous()
+        z = case.sample_at(leaf, draw, tau, generator=seeded(1))
+        gradient = torch.autograd.grad(z, leaf, g)[0]
+        expected = case.expected(logits, g, draw, tau, seed=seed_of(1))
+        largest = expected.abs().amax(-1, keepdim=True)
+        # what rounding a logit does to its exponential
+        assert_gradient(gradient, expected, 10 * largest)
+        if case.method != "mean_released":
+            assert (gradient.sum(-1, keepdim=True).abs() <= 1e-6 * largest).all()
 
 
 @pytest.mark.filterwarnings("ignore:.*is unusual")
@@ -883,3 +903,15 @@ def test_without_gradients_nothing_is_kept(case):
             assert z.grad_fn is None
     assert torch.equal(z, case.sample(logits, generator=seeded(1)))
     assert not case.sample(logits.detach()).requires_grad
+
+
+@each(CASES)
+def test_several_gradients_at_once(case):
+    """``is_grads_batched``: torch then hands over a tensor without memory of its own."""
+    logits, _ = inputs(3, 5)
+    leaf, g = logits.requires_grad_(), normal(2, 3, 5)
+    for draw in (None, torch.tensor([0, 4, 2]) if case.categorical else torch.ones(3, 5)):
+        z = case.sample(leaf, 0.7, given=draw, generator=seeded(1))
+        together = torch.autograd.grad(z, leaf, g, is_grads_batched=True, retain_graph=True)[0]
+        alone = [torch.autograd.grad(z, leaf, single, retain_graph=True)[0] for single in g]
+        assert torch.equal(together, torch.stack(alone))

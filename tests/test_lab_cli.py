@@ -1,15 +1,18 @@
 """The command line: what it prints, writes, refuses and returns, on runs of a few steps."""
 
+import errno
 import importlib.util
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +95,7 @@ def test_seeds_budgets_estimators_and_changes():
     texts = {"3": [0, 1, 2], "0-2,7": [0, 1, 2, 7], "7-7": [7], "7,": [7], " 4 - 5 , 4 ": [4, 5]}
     assert {text: selection.parse_seeds(text) for text in texts} == texts
     texts = {"90s": 90, "9m": 540, "1.5h": 5400, "1h30m": 5400, "1H2s": 3602}
-    assert {text: selection.parse_budget(text) for text in texts} == texts
+    assert {text: selection.parse_time(text) for text in texts} == texts
     assert selection.parse_estimators("ReinMax, GST-p,reinmax", KNOWN) == ["reinmax", "gst-p"]
     assert selection.parse_estimators("mine", KNOWN) == ["Mine"]
     texts = ["tau=0.5, 1", "learning-rate=1e-3", "tau=2"]
@@ -107,8 +110,8 @@ WRONG = [
     (selection.parse_seeds, LARGE.format("a number of 5000 digits"), "9" * 5000, "0-" + "9" * 5000),
     (selection.parse_seeds, LARGE.format("2147483648"), "2147483648-2147483648", "2147483648,"),
     (selection.parse_seeds, LARGE.format("2147483650"), "3,2147483640-2147483650"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
-    (selection.parse_budget, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "", "9", "9 min", "m", "-9m", "0s"),
+    (selection.parse_time, "such as 90s, 9m or 1h30m", "30m1h", "inf", "9" * 400 + "s"),
     (lambda text: selection.parse_changes([text]), "tau=0.5,1", "tau", "=1", "tau=", "tau=,"),
     (lambda text: selection.parse_estimators(text, KNOWN), "leave the option out", "", ","),
 ]
@@ -226,6 +229,8 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     result = call("run", "tiny", "--dry-run", "--device", "cpu", "--largest-stack", 3)
     assert result.exit_code == 0
     assert "tiny on cpu: 6 runs to train in 2 stacks, 0 done before, 0 damaged." in result.stdout
+    # both are alike: one row
+    assert len(re.findall(r"  2 +3 +0 +4 ", result.stdout)) == 1
     assert "Time: unknown" in result.stdout
     assert "discretegrad run tiny --budget 1m" in result.stdout
     assert tree(here) == {}
@@ -238,6 +243,36 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     assert event["bytes"] > 0
     assert event["seconds"] > 0
     assert "Time: about " in call("run", "tiny", "--dry-run", "--device", "cpu").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "tiny", "--device", "cpu", "--dry-run", "--runs"),
+        ("run", "tiny", "--device", "cpu", "--runs"),
+        ("run", "tiny", "--device", "cpu", "--tensorboard"),
+        ("report", "tiny", "--runs"),
+        ("report", "tiny", "--results"),
+        ("plot", "tiny", "--results"),
+        ("data", "check", "--data"),
+        ("doctor", "--runs"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_too_long_is_no_traceback(here, arguments):
+    result = call(*arguments, "a" * 256)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "too long" in result.output or arguments[0] in ("data", "plot", "report")
+
+
+def test_a_file_that_the_system_refuses_is_named(here, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "runs\x1b/loop")
+
+    monkeypatch.setattr("discretegrad_lab.cli.selection.Selection.find", refuse)
+    result = call("run", "tiny")
+    assert result.exit_code == 1
+    assert r"got runs\x1b/loop: Too many levels of symbolic links; choose" in result.stderr
 
 
 def test_a_dry_run_uses_the_cost_that_the_list_shows(here):
@@ -426,6 +461,7 @@ BAD = {
     "run tiny --engine ray --device cuda:1": ["auto, cpu or cuda", "'cuda:1'"],
     "run tiny --ray-address auto": ["--engine ray"],
     "run tiny --quiet --json": ["--quiet and --json"],
+    "run tiny --checkpoint-every soon": ["a time as --checkpoint-every, got 'soon'"],
     "run tiny --set tua=1": ["'tua'; did you mean tau?"],
     "run tiny --set epochs=few": ["a whole number as epochs, got 'few'"],
     "list tiny --set tau": ["give it as tau=0.5,1"],
@@ -532,6 +568,39 @@ def test_training_goes_on_if_tensorboard_files_cannot_be_written(here):
     assert outcome["problems"] == [result.stderr.removeprefix("discretegrad: ").strip()]
 
 
+@pytest.mark.parametrize("curves", [True, False])
+def test_runs_that_fail_to_train_are_counted(here, curves):
+    """A rate of 1e6 leaves every logit at an end: those of the exact gradient at the right one."""
+    tasks._extra["tiny"] = replace(TINY, curves=curves)
+    change = ("--set", "learning_rate=1e6")
+    result = train(*change, "--seeds", "1")
+    assert "3 finished (2 of them failed to train), in " in result.stdout
+    again = call("run", "tiny", "--device", "cpu", *change, "--json")
+    assert len(lines(again.stdout)[-1]["failed"]) == 2
+    result = call("report", "tiny", *change)
+    words = "expected loss no better at the end than after the first epoch: ReinMax 2, ST 2."
+    assert f"6 runs: 6 finished. Failed to train, {words}" in result.stdout
+    assert "ST, p = 2: 2 finished, 2 of them failed to train." in result.stdout
+    # they stay in the means
+    assert "0.24000 ± 0.15883" in result.stdout
+    (table,) = (here / "results").glob("*/table.csv")
+    assert [line.rpartition(",")[2] for line in table.read_text().splitlines()[1:]] == list("220")
+    assert call("report", "--check").exit_code == 0
+    train("--set", "learning_rate=0.1", "--estimators", "exact")
+    assert "failed" not in call("report", "--set", "learning_rate=0.1").stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [([], None), (["--checkpoint-every", "0s"], 0.0), (["--checkpoint-every", "1m30s"], 90.0)],
+)
+def test_how_often_to_save_can_be_said(monkeypatch, given, every):
+    seen = {}
+    monkeypatch.setattr(execute, "execute", lambda *_, **options: seen.update(options) or Outcome())
+    assert call("run", "tiny", "--device", "cpu", *given).exit_code == 0
+    assert seen["stacks"].checkpoint_every == every
+
+
 def test_a_terminal_shows_the_board(monkeypatch):
     # which is how rich is told of terminals that it does not know
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -556,7 +625,8 @@ def test_report_goes_from_runs_to_files_and_is_checked(here):
     assert "Wrote results/tiny" in shown
     assert tree(here / "results") == before
     files = {"claims.csv", "curves.csv", "report.html", "report.md", "runs.csv", "table.csv"}
-    assert {path.name for path in (here / "results" / "tiny").iterdir()} == {*files, "reading.json"}
+    files |= {"reading.json", "checksums.json"}
+    assert {path.name for path in (here / "results" / "tiny").iterdir()} == files
     checked = call("report", "--check")
     assert checked.exit_code == 0
     assert checked.stdout == "All tables of 1 recipe follow from their results.\n"
@@ -570,11 +640,18 @@ def test_check_finds_what_was_changed_or_cannot_be_read(here, name):
     train("--seeds", "1")
     call("report", "tiny", "-q")
     path = here / "results" / "tiny" / name
-    # a changed run shows in the report
     path.write_bytes(path.read_bytes().replace(b"finished", b"diverged", 1).rstrip() + b" \n")
-    assert refused(call("report", "--check"), "tiny/", code=1)
+    assert refused(call("report", "--check"), name, "tiny", code=1)
     path.write_bytes(b"\xff\xfe")
-    assert refused(call("report", "--check"), name, code=2 if name == "runs.csv" else 1)
+    assert refused(call("report", "--check"), name, code=1)
+    # results of an older version are read, and that is told
+    if name == "runs.csv":
+        shutil.rmtree(path.parent)
+        call("report", "tiny", "-q")
+        (path.parent / "checksums.json").unlink()
+        assert refused(call("report", "--check"), "expected checksums.json", code=1)
+        assert "expected checksums.json" in call("report", "tiny", "-q").stderr
+        assert call("report", "--check").exit_code == 0
 
 
 def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):

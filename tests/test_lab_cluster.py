@@ -6,10 +6,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -21,8 +24,9 @@ import torch
 from discretegrad_lab import tasks
 from discretegrad_lab.runs import cluster, connection, worker
 from discretegrad_lab.runs.desk import Desk
-from discretegrad_lab.runs.execute import StackOptions, execute
+from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
+from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.store import DamagedRun, Store, StoreError
 from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.data import DataError
@@ -212,7 +216,8 @@ def test_a_lost_worker_costs_nothing_that_was_saved(ray, tmp_path, processes, nu
     lost = notes.stacks[2]
     assert all(starts[run] == [0] for run in runs if run not in lost)
     assert all(starts[run][0] == 0 and starts[run][1] >= saved[0] for run in lost)
-    assert all(len(starts[run]) == 2 for run in lost)
+    # a member whose last commit was cut off catches up first, which is a start more
+    assert all(len(starts[run]) in (2, 3) for run in lost)
 
 
 def test_a_stack_that_no_worker_survives_is_given_up(ray, tmp_path, processes, monkeypatch):
@@ -339,6 +344,77 @@ def test_a_running_cluster_is_used(ray, tmp_path):
     assert_stopped(epochs | dict(map(int, line.split()) for line in lines), tmp_path)
 
 
+GONE = """
+import os, signal, sys
+import ray
+from discretegrad_lab.runs import cluster, connection
+from test_lab_cluster import ALONE, LONG, Notes
+
+def kill(name, arguments):
+    if name == "epoch_done" and not killed:
+        processes = ray._private.worker._global_node.all_processes
+        killed.append(processes[sys.argv[1]][0].process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+killed = []
+connection._HEAD_AWAY = 2.0
+with connection.connected(ray, None, num_cpus=1, _temp_dir=sys.argv[2]):
+    try:
+        cluster.execute([LONG], sys.argv[2] + "/runs", stacks=ALONE, listener=Notes(kill))
+    except connection.ClusterError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "name"), [("raylet", "the raylet of this machine"), ("gcs_server", "the head of")]
+)
+def test_a_dead_process_of_ray_is_said_in_a_sentence(process, name):
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as place:
+        driver = subprocess.run(
+            [sys.executable, "-c", GONE, process, place],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((HERE, f"{HERE}/../src"))},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (driver.returncode, driver.stdout.count("\n")) == (0, 1), driver
+        assert f"got: {name}" in driver.stdout
+        assert "does not listen at 127.0.0.1:" in driver.stdout
+        assert "Traceback" not in driver.stderr
+
+
+def test_what_ray_raises_is_explained(ray, tmp_path, monkeypatch):
+    def die(*_):
+        raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(cluster._Job, "_watch", die)
+    with pytest.raises(
+        connection.ClusterError, match=r"expected workers that live .*got: The actor"
+    ):
+        cluster.execute([RUN], tmp_path)
+
+
+def test_a_cluster_of_its_own_is_reached_from_this_machine_only(ray):
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    assert host == "127.0.0.1"
+    assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # sends nothing, but chooses an interface
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no other interface")
+        outside = probe.getsockname()[0]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((outside, int(port)), 5)
+
+
 # without
 
 
@@ -370,6 +446,95 @@ def test_wrong_arguments_are_refused_before_a_cluster_is_started(
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("a cluster was started"))
     with pytest.raises(ValueError, match=words):
         cluster.execute([RUN], tmp_path, **options)
+
+
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ray"),
+    [
+        (SETTINGS, True),
+        (b"", False),
+        (None, False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (SETTINGS[:5], False),
+    ],
+    ids=["ray", "silence", "hangs up", "a web server", "half of it"],
+)
+@pytest.mark.parametrize("named", ["by its address", "by the environment"])
+def test_a_listener_that_is_not_ray_is_refused(monkeypatch, answer, is_ray, named):
+    monkeypatch.setattr(connection, "_CONNECT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        guests = []
+
+        def serve():
+            guest, _ = server.accept()
+            guest.recv(99)
+            guest.sendall(answer or b"")
+            # a connection that is kept is not closed
+            guest.close() if answer is None else guests.append(guest)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("RAY_ADDRESS", address if named == "by the environment" else "abacus:1")
+        if named == "by the environment":
+            pytest.importorskip("ray")
+        refused = nullcontext() if is_ray else pytest.raises(connection.ClusterError)
+        with refused as caught:
+            name = "auto" if named == "by the environment" else address
+            connection.check_address(connection.resolved(name))
+        thread.join()
+        for guest in guests:
+            guest.close()
+    if not is_ray:
+        assert f"expected a Ray cluster at the address {address}, got: " in str(caught.value)
+
+
+def test_a_ray_without_tokens_is_refused(monkeypatch, tmp_path):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "__version__", "2.51.2")
+    with pytest.raises(connection.ClusterError, match=r"expected ray 2.52 or later.*got 2.51.2"):
+        cluster.execute([RUN], tmp_path)
+    monkeypatch.setattr(ray, "__version__", "3.0.0.dev0")
+    assert connection.import_ray(None) is ray
+
+
+@pytest.mark.parametrize("dead", ["the head of the cluster", "the raylet of this machine"])
+def test_a_process_that_is_gone_is_noticed(monkeypatch, dead):
+    monkeypatch.setattr(connection, "_HEAD_AWAY", 60.0)
+    monkeypatch.setattr(connection, "_NODE_AWAY", 0.0)
+    now = 100.0
+    monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+    head, raylet = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    with head, raylet:
+        node = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": raylet.getsockname()[1]}
+        context = SimpleNamespace(
+            gcs_address=f"127.0.0.1:{head.getsockname()[1]}", get_node_id=lambda: "here"
+        )
+        lifeline = connection.Lifeline(
+            SimpleNamespace(
+                get_runtime_context=lambda: context,
+                nodes=lambda: [{"NodeID": "there"}, {"NodeID": "here", **node}],
+            )
+        )
+        now += 2
+        lifeline.check()
+        (head if "head" in dead else raylet).close()
+        # too early to look again
+        lifeline.check()
+        now += 2
+        if "head" in dead:
+            # it may come back
+            lifeline.check()
+            now += 60
+        assert not lifeline.cut
+        with pytest.raises(
+            connection.ClusterError, match=rf"got: {dead}.* does not listen at .*; "
+        ):
+            lifeline.check()
+        assert lifeline.cut
 
 
 def test_a_cluster_that_does_not_start_is_explained(monkeypatch, tmp_path):
@@ -442,6 +607,16 @@ def test_nodes_must_share_the_directory(tmp_path):
         pass
 
 
+def test_what_killed_drivers_leave_is_cleared_away(tmp_path):
+    with cluster._token(tmp_path) as first:
+        (tmp_path / ".locks" / "cluster-killed").touch()
+        (tmp_path / ".locks" / "0123456789abcdef.lock").touch()
+        with cluster._token(tmp_path) as second:
+            # that of a driver that lives is none of them
+            assert {first, second} == set((tmp_path / ".locks").glob("cluster-*"))
+    assert [path.suffix for path in (tmp_path / ".locks").iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -467,11 +642,27 @@ def test_what_a_dead_worker_has_finished_counts(tmp_path, again, group):
     # a result stands for its task
     errors = SimpleNamespace(RayError=ArithmeticError, TaskCancelledError=ArithmeticError)
     ray = SimpleNamespace(get=lambda task: task, exceptions=errors)
-    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu"), None)
+    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu"), None, None)
     job.stacks = [tuple(runs)]
     job._note(0, Outcome(already=(first,), stopped=(second,), stopped_by="budget"), again=again)
     expected = {group: (first,), "stopped": (second,), "stopped_by": "budget"}
     assert job.outcome() == Outcome(**expected)
+
+
+def test_failures_of_all_nodes_are_counted_together(tmp_path):
+    first, second, third = runs = seeds(RUN, 3)
+    errors = SimpleNamespace(RayError=ArithmeticError, TaskCancelledError=ArithmeticError)
+    ray = SimpleNamespace(get=lambda task: task, exceptions=errors)
+    stacks = StackOptions(max_failures=2)
+    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu", stacks=stacks), None)
+    job.stacks = [(run,) for run in runs]
+    job._note(0, Outcome(damaged={first: "a reason"}), again=False)
+    assert job.stop is None
+    job._note(1, Outcome(damaged={second: "a reason"}), again=False)
+    assert job.stop == "failures"
+    # a worker that is told so is stopped by a signal, which is not why
+    job._note(2, Outcome(stopped=(third,), stopped_by="SIGTERM"), again=False)
+    assert (job.outcome().stopped_by, job.outcome().stopped) == ("failures", (third,))
 
 
 def test_a_listener_knows_which_stack_an_event_is_of():
@@ -532,9 +723,9 @@ def test_a_second_signal_does_not_keep_a_worker_from_saving(tmp_path):
                 signal.raise_signal(signal.SIGINT)
 
     told = iter([None] * 2 + ["SIGINT"] * 9)
-    before = [signal.getsignal(number) for number in worker._SIGNALS]
+    before = [signal.getsignal(number) for number in worker.STOP]
     reporter = Twice(lambda events: next(told), "abacus")
     outcome = execute([LONG], Store(tmp_path), listener=reporter)
     assert (outcome.stopped, outcome.stopped_by) == ((LONG,), "SIGTERM")
     assert 2 <= Store(tmp_path).status(LONG).epoch < 20
-    assert [signal.getsignal(number) for number in worker._SIGNALS] == before
+    assert [signal.getsignal(number) for number in worker.STOP] == before

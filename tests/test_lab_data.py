@@ -1,18 +1,23 @@
 """The search for data sets, their checksums, the idx format and downloads, on small fakes."""
 
+import contextlib
 import dataclasses
 import errno
 import gzip
 import hashlib
 import os
+import signal
 import struct
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from discretegrad_lab.cli import app
 from discretegrad_lab.tasks import data
 
 SHAPES = {
@@ -174,10 +179,14 @@ def test_a_wrong_idx_file_is_refused(content, message):
 
 
 class Server:
-    """Serves ``content``; ``announced`` is what it says the length of a file is."""
+    """Serves ``content``; ``announced`` is what it says the length of a file is, or None.
+
+    It waits for ``silence`` seconds before it answers, and for ``pause`` between two pieces.
+    """
 
     def __init__(self):
         self.content, self.announced, self.asked = dict(CONTENT), {}, []
+        self.silence = self.pause = 0.0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -188,10 +197,16 @@ class Server:
                     self.send_error(404)
                     return
                 content = outer.content[name]
+                time.sleep(outer.silence)
                 self.send_response(200)
-                self.send_header("Content-Length", outer.announced.get(name, len(content)))
+                length = outer.announced.get(name, len(content))
+                if length is not None:
+                    self.send_header("Content-Length", length)
                 self.end_headers()
-                self.wfile.write(content)
+                with contextlib.suppress(ConnectionError):
+                    for start in range(0, len(content), 1000):
+                        self.wfile.write(content[start : start + 1000])
+                        time.sleep(outer.pause)
 
             def log_message(self, *arguments):
                 pass
@@ -264,9 +279,17 @@ def test_the_next_source_is_tried(tmp_path, monkeypatch, small, server):
     assert set(states(tmp_path).values()) == {"ok"}
 
 
+def most_bytes(name):
+    return data.IdxFile(name, SHAPES[name], "").most_bytes
+
+
 TROUBLE = {
     "cut off": r"ended after \d+ of \d+ bytes",
     "wrong": f"wrong checksum.* was deleted .*{hashlib.sha256(CONTENT[TEST]).hexdigest()}",
+    "too large": f"1000000 bytes or more, expected {most_bytes(TRAIN)} at most",
+    "endless": rf"\d+ bytes or more, expected {most_bytes(TRAIN)} at most",
+    "slow": r"only \d+ bytes within 0.1 s",
+    "silent": "no answer within 0.1 s",
     "full disk": "No space left on device; make room",
     "interrupted": "by the user",
 }
@@ -289,6 +312,15 @@ def test_a_download_that_fails_leaves_what_was_there(
     server.announced[TRAIN] = len(CONTENT[TRAIN]) + 5 * (trouble == "cut off")
     if trouble == "wrong":
         server.content[TRAIN], server.announced = CONTENT[TEST], {}
+    elif trouble in ("too large", "endless"):
+        server.content[TRAIN] = CONTENT[TRAIN] + bytes(1_000_000)
+        server.announced[TRAIN] = 1_000_000 if trouble == "too large" else None
+    elif trouble == "slow":
+        server.pause = 0.15
+        monkeypatch.setattr(data, "_LONGEST", 0.1)
+    elif trouble == "silent":
+        server.silence = 0.3
+        monkeypatch.setattr(data, "_ANSWER", 0.1)
     elif trouble == "full disk":
         monkeypatch.setattr(data.os, "fsync", full)
     with pytest.raises((data.DataError, KeyboardInterrupt), match=TROUBLE[trouble]):
@@ -296,6 +328,40 @@ def test_a_download_that_fails_leaves_what_was_there(
     assert files(here) == there
     assert before is None or (here / "mnist" / TRAIN).read_bytes() == before
     assert server.asked == [TRAIN]
+
+
+def test_the_files_are_smaller_than_the_most_they_may_have():
+    """Also one of random bytes, which gzip makes larger."""
+    for name, content in CONTENT.items():
+        assert len(content) <= most_bytes(name)
+    noise = idx((100_000,), os.urandom(100_000))
+    assert 100_000 < len(noise) <= data.IdxFile("", (100_000,), "").most_bytes < 103_000
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path, server):
+    here = put(tmp_path / "here")
+    old, new, other = (here / "mnist" / name for name in (".a.part", ".b.part", "c.part"))
+    for path in (old, new, other):
+        path.touch()
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    # another process may be writing the new one, and the other one is none of ours
+    assert data.fetch("mnist", here) == []
+    assert files(here) == sorted([*SHAPES, new.name, other.name])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_part_of_a_file(tmp_path, monkeypatch, server, number):
+    def stop(response, file, path, progress):
+        receive(response, file, path, lambda *_: signal.raise_signal(number))
+
+    receive = data._receive
+    monkeypatch.setattr(data, "_receive", stop)
+    before = signal.getsignal(number)
+    result = CliRunner().invoke(app, ["data", "fetch", "mnist", "--data", str(tmp_path)])
+    assert result.exit_code == 130
+    assert files(tmp_path) == []
+    assert signal.getsignal(number) == before
 
 
 def test_what_cannot_be_fetched_is_refused(tmp_path, server):

@@ -19,10 +19,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discretegrad_lab.runs import checkpoints, disk, environment, plan
+from discretegrad_lab.runs import checkpoints, disk, environment, files, plan
 from discretegrad_lab.runs import execute as module
-from discretegrad_lab.runs.execute import StackOptions, execute
+from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener
+from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import NewerStore, Saved, Status, Store, StoreError
 from discretegrad_lab.stack.trainer import EpochAbandoned
@@ -161,6 +162,14 @@ def results(store, runs):
 def quick_disk(monkeypatch):
     """A busy disk takes long to make things last, which is the subject of test_lab_store.py."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
+def no_listener_fails(caplog):
+    """What a listener raises, an assertion of this file among it, is only a warning."""
+    yield
+    warned = [x.message for x in caplog.get_records("call") if x.name.endswith("runs.listener")]
+    assert warned == []
 
 
 @pytest.fixture
@@ -400,6 +409,78 @@ def test_signals_stop_cleanly(store, ends_well):
     assert starts == [0, 3, 6]
 
 
+def test_a_terminal_that_is_closed_saves_and_one_that_is_not_there_is_not_missed(store, ends_well):
+    def hang_up():
+        # the shell does it, and the kernel once more
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+
+    runs, before = runs_of(2), signal.getsignal(signal.SIGHUP)
+    outcome = train(runs, store, listener=Record(epoch3=hang_up))
+    assert (outcome.stopped_by, store.status(runs[0]).epoch) == ("SIGHUP", 3)
+    assert signal.getsignal(signal.SIGHUP) == before
+    # what nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(runs, store, listener=Record(epoch5=hang_up)).complete
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    ends_well(runs)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("bad data"), SystemExit(1)])
+@pytest.mark.parametrize("event", ["planned", "stack_started", "epoch_done", "stack_finished"])
+def test_training_goes_on_without_a_listener_that_fails(store, ends_well, caplog, event, error):
+    calls = []
+
+    def fail(*_):
+        calls.append(event)
+        raise error
+
+    listener = Listener()
+    setattr(listener, event, fail)
+    runs = [*runs_of(2), *runs_of(1, latents=64)]
+    assert train(runs, store, listener=listener).finished == tuple(runs)
+    assert calls == [event]
+    (warning,) = [x.message for x in caplog.records]
+    assert warning == f"training goes on without Listener, got {type(error).__name__}: {error}"
+    caplog.clear()
+    ends_well(runs)
+
+
+@pytest.mark.parametrize(("state", "failing", "saved"), [(0.0, 6, 6), (0.005, 5, 4)])
+def test_an_error_saves_what_is_trained_first(store, ends_well, monkeypatch, state, failing, saved):
+    """Also where the stack is somewhere within an epoch, and an old checkpoint is not enough."""
+    runs = runs_of(3)
+
+    def fail(stack):
+        if stack.epoch == failing:
+            stack.x.fill_(math.nan)
+            raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        # a copy that takes long is made less often
+        stack = Clock(patch).stack(epoch=2.0, state=state, each=fail)
+        with pytest.raises(RuntimeError, match="a bug"):
+            train(runs, store, make_stack=stack)
+    assert [store.status(run).epoch for run in runs] == [saved] * 3
+    assert [store.status(run).seconds for run in runs] == pytest.approx([2.0 * saved] * 3)
+    ends_well(runs)
+
+
+def test_copies_for_the_case_of_an_error_cost_little(store, monkeypatch):
+    copies = []
+    with monkeypatch.context() as patch:
+        clock = Clock(patch)
+        stack = clock.stack(epoch=1.0, state=0.05)
+        states = stack.states
+        stack.states = lambda self: copies.append(self.epoch) or states(self)
+        train(runs_of(2, epochs=100), store, make_stack=stack, checkpoint_every=1000.0)
+        assert clock.now - 1000.0 <= 100.0 * 1.006 + 0.1 + 0.05
+    assert len(copies) > 3
+
+
 def test_the_first_signal_is_announced_and_a_second_one_stops_at_once(store, ends_well):
     runs, said, record = runs_of(2), [], Record()
     handler = signal.getsignal(signal.SIGINT)
@@ -491,7 +572,7 @@ def test_the_budget_is_kept(store, ends_well, monkeypatch, budget):
     ends_well(runs)
 
 
-@pytest.mark.parametrize("every", [0, None], ids=["saved", "not saved"])
+@pytest.mark.parametrize("every", [0, 1000.0], ids=["saved", "not saved"])
 def test_what_is_not_saved_is_not_given_up(store, ends_well, monkeypatch, every):
     runs = runs_of(2)
     with monkeypatch.context() as patch:
@@ -557,12 +638,21 @@ def test_checkpoints_cost_little(store, monkeypatch):
     assert max(b - a for a, b in itertools.pairwise(epochs)) < 150
 
 
-def test_cheap_checkpoints_come_every_half_minute_or_as_often_as_one_likes(store, monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "every", "epochs"),
+    [(7.0, None, (1, 6, 11, 16, 20)), (2.0, None, (2, 17, 20)), (2.0, 10.0, (5, 10, 15, 20))],
+)
+def test_the_first_checkpoint_comes_soon_and_others_as_seldom_as_one_likes(
+    store, monkeypatch, seconds, every, epochs
+):
     record = Record()
-    with monkeypatch.context() as patch:
-        stack = Clock(patch).stack(epoch=7.0)
-        train(runs_of(2, epochs=20), store, make_stack=stack, listener=record)
-    assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in (5, 10, 15, 20)]
+    stack = Clock(monkeypatch).stack(epoch=seconds)
+    options = {"make_stack": stack, "listener": record, "checkpoint_every": every}
+    train(runs_of(2, epochs=20), store, **options)
+    assert record.only("checkpoint") == [("checkpoint", epoch) for epoch in epochs]
+
+
+def test_a_checkpoint_after_every_epoch(store):
     # not twice when it stops
     record = Record(epoch2=interrupt)
     train(runs_of(2, latents=64), store, listener=record, checkpoint_every=0)
@@ -647,13 +737,26 @@ def test_stacks_fit(store, monkeypatch, options, free, sizes):
     assert [size for _, size, _ in record.only("started")] == sizes
 
 
-def test_stacks_shrink_when_memory_ends(store, ends_well):
+def no_memory_on_a_gpu():
+    raise torch.OutOfMemoryError
+
+
+def no_memory_for_python():
+    raise MemoryError
+
+
+def no_memory_on_a_cpu():
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("refuse", [no_memory_on_a_gpu, no_memory_on_a_cpu, no_memory_for_python])
+def test_stacks_shrink_when_memory_ends(store, ends_well, refuse):
     runs = runs_of(8)
     sizes = []
 
     def greedy(stack):
         if len(stack.runs) > 2 and stack.epoch == 3:
-            raise torch.OutOfMemoryError
+            refuse()
         if stack.epoch == 0:
             sizes.append(len(stack.runs))
 
@@ -661,11 +764,8 @@ def test_stacks_shrink_when_memory_ends(store, ends_well):
     assert sizes[0] == 8
     ends_well(runs)
 
-    def too_large(stack):
-        raise torch.OutOfMemoryError
-
     with pytest.raises(torch.OutOfMemoryError):
-        train(runs_of(3, latents=64), store, make_stack=fake(each=too_large))
+        train(runs_of(3, latents=64), store, make_stack=fake(each=lambda stack: refuse()))
 
 
 def test_those_behind_catch_up_and_join(store, ends_well):
@@ -784,7 +884,7 @@ def test_a_newer_store_is_refused(store, whose):
     directory = store.directory(runs[0])
     status = json.loads((directory / "status.json").read_text()) | {"format": disk.FORMAT + 1}
     del status["sha256"]
-    (directory / "status.json").write_bytes(disk.dump(disk._sealed(status)))
+    (directory / "status.json").write_bytes(files.dump(files.sealed(status)))
     if whose == "of another hash":
         directory.rename(directory.with_name("0123456789abcdef"))
     elif whose == "of a new task":
@@ -949,12 +1049,42 @@ def test_a_copy_has_a_hash_and_its_commit_is_told_by_a_variable(fresh, monkeypat
     assert environment._commit() == ("cafe", None)
 
 
-def test_free_memory(monkeypatch, tmp_path):
-    assert environment.free_memory("cpu") > 1 << 26
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+NONE = 9223372036854771712
+
+
+@pytest.mark.parametrize(
+    ("listed", "version", "limits", "left"),
+    [
+        ("0::/", VERSION_2, {"": (5000, 2000, 0)}, 3000),
+        # the group of a container, which has another name outside
+        ("4:memory:/docker/12ab", VERSION_1, {"memory": (5000, 2000, 0)}, 3000),
+        ("0::/../../init", VERSION_2, {"": (5000, 2000, 0)}, 3000),
+        # a group within one with a limit, and the cache of files can be had
+        ("0::/a/b", VERSION_2, {"": ("max", 1, 0), "a": (5000, 2000, 0)}, 3000),
+        ("4:memory:/a", VERSION_1, {"memory": (NONE, 1, 0), "memory/a": (900, 800, 300)}, 400),
+        ("0::/a", VERSION_2, {"a": (900, 800, 300)}, 400),
+        ("0::/a", VERSION_2, {"a": (900, 950, 0)}, 0),
+        ("no list", VERSION_1, {"memory": ("no number", 1, 0)}, None),
+    ],
+)
+def test_free_memory_is_what_control_groups_leave(
+    monkeypatch, tmp_path, listed, version, limits, left
+):
+    whole = environment.free_memory("cpu")
+    assert whole > 1 << 26
+    for name, values in limits.items():
+        (tmp_path / name).mkdir(exist_ok=True, parents=True)
+        for file, value in zip(version[:2], values, strict=False):
+            (tmp_path / name / file).write_text(f"{value}\n")
+        text = f"active_file 7\n{version[2]} {values[2]}\n"
+        (tmp_path / name / "memory.stat").write_text(text)
+    (tmp_path / "listed").write_text(f"1:cpu,cpuacct:/x\n{listed}\n")
     monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
-    assert environment.free_memory("cpu") == 3000
+    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "listed")
+    found = environment.free_memory("cpu")
+    assert found == left if left is not None else found > 1 << 26
 
 
 if __name__ == "child":

@@ -18,11 +18,13 @@ FROZEN = {
     "polynomial-headline": (21, "9311edf3e08f0aa4"),
     "polynomial-settings": (2430, "0083dba11e339abf"),
     "polynomial-temperatures": (720, "a32668869c1ec1cf"),
-    "vae-10x30": (50, "cff5b0f79bcb01f7"),
-    "vae-16x12": (50, "89f87eada2e048c1"),
-    "vae-4x24": (50, "614fa6748635bec4"),
-    "vae-8x16": (50, "e3195e5358ec36f6"),
-    "vae-8x4": (50, "3d96135cbfed6fbf"),
+    "vae-10x30": (90, "bdeee6c7b045b3de"),
+    "vae-16x12": (90, "095e8a6edd59ca9c"),
+    "vae-4x24": (90, "ad626db7e81ee7b5"),
+    "vae-64x8": (90, "6687ea402ffb2420"),
+    "vae-8x16": (90, "746b78032d02b8f0"),
+    "vae-8x4": (90, "52aae84fa0d229ef"),
+    "vae-8x4-collapse": (500, "294d51d6c866b26a"),
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from discretegrad_lab.report import document
 from discretegrad_lab.report.document import Curve, Figure, Page, Section, TextTable, Verdict
 from discretegrad_lab.report.html import DARK, LIGHT, MARKS, luminance, rgb, to_html, visible
 from discretegrad_lab.report.plots import draw, limits, picture_grid
@@ -185,7 +186,7 @@ def test_everything_is_on_the_page_as_it_was_given(page):
     claims = [item for item in items if isinstance(item, Verdict)]
 
     def words(text):
-        return " ".join(text.replace("`", "").split())
+        return " ".join(document.printable(text).replace("`", "").split())
 
     def shown(tag, kind=None):
         return [words(text) for text in read.texts(tag, kind)]
@@ -195,7 +196,7 @@ def test_everything_is_on_the_page_as_it_was_given(page):
     expected = [words(item.title) for item in items if isinstance(item, Figure | TextTable)]
     assert [text for text in shown("h3") if text != "Claims"] == expected
     assert shown("h3").count("Claims") == sum(bool(s.verdicts) for s in page.sections)
-    assert {words(part) for part in page.introduction.split("\n\n")} <= set(shown("p"))
+    assert {words(part.strip()) for part in page.introduction.split("\n\n")} <= set(shown("p"))
     for table in tables:
         assert {words(cell) for row in table.rows for cell in row} <= {*shown("td"), *shown("th")}
         assert {words(note) for note in table.notes} <= set(shown("li"))

@@ -30,7 +30,7 @@ def test_runs_are_complete_different_and_have_their_place_in_a_report(name):
     runs = recipe.runs()
     assert len(runs) == len(identities(name))
     assert len({run.epochs * run.steps_per_epoch for run in runs}) == 1
-    assert {run.estimator for run in runs} == set(recipe.estimators)
+    assert {run.estimator for run in runs} == set(recipe.keys())
     if recipe.cost is not None and recipe.cost.of:
         assert identities(name) < identities(recipe.cost.of)
     assert {run.seed for run in runs} == set(recipe.seeds)

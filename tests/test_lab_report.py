@@ -5,7 +5,10 @@ import dataclasses
 import errno
 import io
 import math
+import os
 import random
+import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -15,12 +18,13 @@ from scipy import stats
 
 import discretegrad_lab
 from discretegrad_lab import tasks
-from discretegrad_lab.report import document, results
+from discretegrad_lab.report import document, results, sources
 from discretegrad_lab.report.entries import entries, entries_csv
 from discretegrad_lab.report.folder import CLAIMS, REPORT, TABLE, check, read_section, write
-from discretegrad_lab.report.markdown import to_markdown
+from discretegrad_lab.report.html import to_html
+from discretegrad_lab.report.markdown import to_markdown, verdicts_csv
 from discretegrad_lab.report.reading import READING, of_results
-from discretegrad_lab.report.section import section
+from discretegrad_lab.report.section import page, section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.report.verdicts import judge
 from discretegrad_lab.runs.files import write_whole
@@ -33,6 +37,7 @@ from discretegrad_lab.tasks.polynomial.config import best_loss
 from discretegrad_lab.tasks.polynomial.recipes import CANDIDATES
 from discretegrad_lab.tasks.statistics import Comparison, Summary, compare, student, summarise
 from discretegrad_lab.tasks.vae import published
+from discretegrad_lab.tasks.vae.recipes import PAPER
 
 VAE, CURVES = tasks.recipe("vae-10x30"), tasks.recipe("polynomial-curves")
 SETTINGS, SEARCH = tasks.recipe("polynomial-settings"), tasks.recipe("polynomial-temperatures")
@@ -67,7 +72,7 @@ def vae(shifts=None, seeds=None):
     """The published column, each run off by a normal number, and a shift."""
     noise = random.Random(3)
     rows, curves = [], {}
-    for run in VAE.runs(seeds=seeds):
+    for run in VAE.runs(seeds=seeds, estimators=PAPER):
         metrics = {}
         for metric, table in (("train", 2), ("test", 9)):
             cell = published.cells()[table, run.estimator, "10x30"]
@@ -165,6 +170,9 @@ def test_few_and_equal_runs():
 def save(store, run, metrics, state="finished", diverged_step=None, **environment):
     assert store.claim(run)
     starts = [{**ENVIRONMENT, "device": "an older one"}, {**ENVIRONMENT, **environment}]
+    if state != "started":
+        # the first epoch, as often as it takes
+        metrics = [metrics[0]] * (run.epochs - len(metrics)) + metrics
     rows = [{"epoch": n, **values} for n, values in enumerate(metrics, 1)]
     status = Status(state, len(metrics), 12.346, diverged_step)
     store.save(run, Saved(status, rows, starts, {"x": torch.zeros(3)}))
@@ -175,7 +183,7 @@ def save(store, run, metrics, state="finished", diverged_step=None, **environmen
 def stored(tmp_path):
     """A store with a run in each state, and the results of that recipe."""
     store = Store(tmp_path / "store")
-    runs = VAE.runs(estimators=["st"])[:5]
+    runs = [dataclasses.replace(run, epochs=2) for run in VAE.runs(estimators=["st"])[:5]]
     nan = math.nan
     whole = [{"train": 120.1234567, "test": nan}, {"train": 1e-7 / 3, "test": 114.0}]
     save(store, runs[0], whole)
@@ -218,8 +226,12 @@ def test_files_say_what_was_collected(stored, tmp_path):
     assert again.recipe == VAE.name
     assert len(again.rows) == 5
     for old, new in zip(found.rows, again.rows, strict=True):
-        rounded = {name: float(f"{value:.6g}") for name, value in old.metrics.items()}
-        assert new == dataclasses.replace(old, metrics=rounded, seconds=float(f"{old.seconds:.4g}"))
+        metrics, first = (
+            {name: float(f"{value:.6g}") for name, value in values.items()}
+            for values in (old.metrics, old.first)
+        )
+        seconds = float(f"{old.seconds:.4g}")
+        assert new == dataclasses.replace(old, metrics=metrics, first=first, seconds=seconds)
         assert list(map(type, new.config.values())) == list(map(type, old.config.values()))
     first, second = (again.curves[one.identity, "train"] for one in again.rows[:2])
     assert first == {1: 120.123, 2: 3.33333e-8}
@@ -229,12 +241,14 @@ def test_files_say_what_was_collected(stored, tmp_path):
     results.write(again, tmp_path / "again")
     for name in (results.RUNS, results.CURVES):
         assert (tmp_path / "again" / name).read_text() == (folder / name).read_text()
-    assert not list(folder.glob("*.partial"))
+    assert sorted(os.listdir(folder)) == [sources.CHECKSUMS, results.CURVES, results.RUNS]
 
 
 def test_files_that_were_not_written_so_are_refused(tmp_path):
     folder = tmp_path / VAE.name
     results.write(vae(), folder)
+    # as an older version left it
+    (folder / sources.CHECKSUMS).unlink()
     good = (folder / results.RUNS).read_text()
     for text, message in (
         (good.replace("diverged_step", "step", 1), "got: no columns diverged_step in runs"),
@@ -248,7 +262,7 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             results.read(folder)
         assert str(folder) in str(error.value)
-        assert "move them away" in str(error.value)
+        assert "move all three away" in str(error.value)
     (folder / results.RUNS).write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="decode"):
         results.read(folder)
@@ -257,12 +271,10 @@ def test_files_that_were_not_written_so_are_refused(tmp_path):
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("old")
 
-    def refuse(path, content):
-        # as a file that is opened for writing
-        path.write_text("")
+    def refuse(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space"):
         write_whole(tmp_path / "file", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -594,6 +606,26 @@ def test_the_claims_about_the_vae():
     assert f"in the paper {p:.2g})" in claim.evidence
 
 
+def test_the_claims_about_temperatures_of_the_vae():
+    recipe = tasks.recipe("vae-temperatures")
+
+    def found(best):
+        noise = random.Random(1)
+        rows = []
+        for run in recipe.runs():
+            loss = 100 + abs(math.log(run.tau / best[run.estimator])) + noise.gauss(0, 0.01)
+            rows.append(row(run, {"train": loss, "test": loss}))
+        return Results(recipe.name, tuple(rows))
+
+    best = {"stgs": 0.5, "gst-1.0": 0.7, "gr-mck": 1.0, "st": 2.0, "reinmax": 1.0}
+    claim = evaluate("small-tau", found(best))
+    assert claim.holds is True
+    assert "4x24: best STGS at 0.5, GST-1.0 at 0.7, GR-MCK at 1;" in claim.evidence
+    assert evaluate("large-tau", found(best)).holds is True
+    assert evaluate("small-tau", found(best | {"gr-mck": 3.0})).holds is False
+    assert evaluate("large-tau", found(best | {"st": 0.3})).holds is False
+
+
 # the files of a report
 
 
@@ -625,12 +657,19 @@ def test_what_is_changed_missing_or_too_much_in_a_report_is_found(committed):
         path.unlink()
         assert f"expected vae-10x30/{name}, got no such file" in check(committed)
         path.write_text(text, encoding="utf-8")
-    # a digit of the results
+    # a digit of the results, which the checksums would not let pass
+    (committed / VAE.name / sources.CHECKSUMS).unlink()
+    assert "expected checksums.json" in check(committed)
+    results.write(results.read(committed / VAE.name), committed / VAE.name)
     path = committed / VAE.name / results.RUNS
     text = path.read_text()
     line = next(line for line in text.splitlines() if ",reinmax," in line)
     path.write_text(text.replace(line, line.replace(",98.", ",99.", 1)))
     assert path.read_text() != text
+    assert "got: runs.csv with another checksum than checksums.json says" in check(committed)
+    # as if it had been measured so
+    (committed / VAE.name / sources.CHECKSUMS).unlink()
+    results.write(results.read(committed / VAE.name), committed / VAE.name)
     assert "of vae-10x30/report.md" in check(committed)
 
 
@@ -666,6 +705,33 @@ def test_the_terminal_shows_tables_and_verdicts_whose_texts_are_no_markup():
     text = to_markdown(whole)
     assert r"| c | 1\|2 |" in text
     assert r"[bold] or \| not |" in text
+
+
+HOSTILE = "\x1b]0;x\x07<script>alert(1)</script>\r\n\n# big [a](http://b) [red]\u202e \x9b31m <!--"
+
+
+def test_texts_of_stored_runs_are_shown_and_do_nothing():
+    """Whatever an environment, or a title from elsewhere, says to a terminal or a browser."""
+    verdict = document.Verdict(HOSTILE, HOSTILE, True, HOSTILE)
+    table = document.TextTable(
+        HOSTILE, HOSTILE, ("", HOSTILE), ((HOSTILE, HOSTILE),), notes=(HOSTILE,)
+    )
+    changes = dict.fromkeys(("device", "torch", "source", "commit"), HOSTILE)
+    state = report(changed(vae(), lambda one: dataclasses.replace(one, **changes), seed=0)).text
+    whole = document.Section(HOSTILE, state, (table, verdict))
+    stream = io.StringIO()
+    show(whole, Console(file=stream, width=400))
+    markdown, page_text = to_markdown(whole), to_html(page(whole))
+    for text in (stream.getvalue(), markdown, verdicts_csv(whole), page_text):
+        acting = {x for x in text if unicodedata.category(x) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        assert acting <= {"\n"}
+        assert r"\x1b]0;x\x07" in text
+        assert r"\u202e \x9b31m" in text
+    assert "<script>alert(1)</script>" in stream.getvalue()
+    assert "[red]" in stream.getvalue()
+    assert r"\<script>alert(1)\</script>" in markdown
+    assert not re.search(r"(?<!\\)<[a-z/!?]|\]\(|^# big", markdown, re.MULTILINE)
+    assert "<script>alert" not in page_text
 
 
 # figures
@@ -729,8 +795,11 @@ def test_the_report_on_a_recipe_of_a_user_can_be_checked_without_it(tmp_path):
     assert of_results(found, folder).describe({"target": "spread"}) == "setting B"
     text = (folder / READING).read_text()
     (folder / READING).write_text(text.replace("panels", "panel"))
-    with pytest.raises(ValueError, match=r"reading\.json as it was written, got: 'panels'"):
-        check(tmp_path / "results")
+    with pytest.raises(ValueError, match=r"as it was written, got: reading\.json with another"):
+        read_section(folder)
+    (folder / sources.CHECKSUMS).unlink()
+    with pytest.raises(ValueError, match=r"reading\.json as it was written, got: no document with"):
+        read_section(folder)
 
 
 def test_without_a_recipe_what_varies_are_the_rows(tmp_path):

@@ -13,7 +13,7 @@ from discretegrad_lab import Sampler, Schedule, Stack, Store
 from discretegrad_lab import execute as train
 from discretegrad_lab.stack.optimisers import Optimiser
 from discretegrad_lab.tasks import base
-from discretegrad_lab.tasks.base import Task
+from discretegrad_lab.tasks.base import Metric, Task
 from lab_toy import SIZES, TOY, Toy, ToyModel
 
 RUNS = [
@@ -229,3 +229,30 @@ def test_runs_without_schedule_and_clipping_keep_their_identity():
         replace(plain, clip_norm=0.0)
     with pytest.raises(ValueError, match="expected a schedule of constant"):
         replace(plain, schedule="cosinus")
+
+
+LOSS, ACCURACY = Metric("loss", "loss"), Metric("right", "accuracy", direction="up")
+BEST = Metric("loss", "loss", optimum=lambda config: config["best"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "first", "last", "failed"),
+    [
+        (LOSS, 2.0, 2.1, True),
+        (LOSS, 2.0, 1.9, False),
+        (LOSS, -2.0, -1.9, True),
+        (ACCURACY, 0.5, 0.4, True),
+        (ACCURACY, 0.5, 0.6, False),
+        # a perfect one need not get better, and only an optimum tells that it is not
+        (ACCURACY, 1.0, 1.0, False),
+        (BEST, 2.0, 2.0, True),
+        (BEST, 1.0, 1.0, False),
+        (BEST, 1.004, 1.004, False),
+        # rounded in a file
+        (LOSS, 2.0, 2.000001, False),
+        (LOSS, float("nan"), 2.0, False),
+        (BEST, 2.0, float("inf"), False),
+    ],
+)
+def test_runs_that_are_no_better_at_the_end_failed_to_train(metric, first, last, failed):
+    assert metric.failed(first, last, {"best": 1.0}) is failed

@@ -18,31 +18,22 @@ import pytest
 from rich.console import Console
 
 from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.listener import Together
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.watch import board, tally
-from discretegrad_lab.watch.board import Board, Log
+from discretegrad_lab.watch.board import Board
 from discretegrad_lab.watch.json_lines import JsonLines
+from discretegrad_lab.watch.streams import Stream
 from discretegrad_lab.watch.tally import Tally
 from discretegrad_lab.watch.tensorboard import EventFiles
-from discretegrad_lab.watch.together import Together
 from discretegrad_lab.watch.words import duration, size
 from lab_tiny import TINY, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# readers that go away
-
-
-class Closed(io.StringIO):
-    """A pipe that nobody reads; counts who tries."""
-
-    tries = 0
-
-    def write(self, text):
-        self.tries += 1
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+# streams that cannot be written
 
 
 def quiet_board(**options):
@@ -56,63 +47,115 @@ def rendered(shown):
     return capture.get()
 
 
-SHOWN = {
-    "json": JsonLines,
-    "lines": Log,
-    "board": lambda file: Board(Console(file=file, force_terminal=True)),
-}
-
-
-@pytest.mark.parametrize("make", SHOWN.values(), ids=SHOWN)
-def test_a_closed_pipe_is_met_once_and_training_goes_on(make, monkeypatch):
-    monkeypatch.setattr(board, "_EVERY", 0.0)
-    file = Closed()
-    runs = (tiny("st", 0),)
-    shown = make(file)
-    with shown if isinstance(shown, Board) else contextlib.nullcontext():
-        shown.planned([], runs)
-        shown.stack_started(runs, 0, 2, 2)
-        for epoch in (1, 2):
-            shown.epoch_done(epoch, {"loss": [1.0]}, 1.0)
-        shown.stack_finished(runs, 2)
-    assert file.tries == 1
-
-
-COMMAND = """
-import sys
+COMMANDS = """
+import json, sys
+from pathlib import Path
 from discretegrad_lab import tasks
 from discretegrad_lab.__main__ import main
 from lab_tiny import TINY
 
 tasks.add_recipe(TINY)
-command = ["run", "tiny", "--seeds", "2", "--estimators", "st", "--device", "cpu"]
-sys.argv = ["discretegrad", *command, *sys.argv[1:]]
-main()
+codes = {}
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["discretegrad", *command.split()]
+    try:
+        main()
+    except SystemExit as error:
+        codes[command] = error.code
+Path("codes").write_text(json.dumps(codes))
 """
-READERS = {
-    "--json | head": (["--json"], {}, subprocess.PIPE),
-    "2>&1 | head": ([], {}, subprocess.STDOUT),
-    "board 2>&1 | head": ([], {"FORCE_COLOR": "1", "TERM": "xterm"}, subprocess.STDOUT),
-}
+RUN = "run tiny --seeds 1 --device cpu --estimators"
+CODES = {
+    "list tiny": 1, f"{RUN} st --dry-run": 1, f"{RUN} st": 0, f"{RUN} reinmax --json": 0,
+    "report tiny": 1, "doctor": 1,
+}  # fmt: skip
+"""Of commands whose stdout is lost: the result of training is not there."""
+REFUSED = {"closed": ("&-", "Bad file descriptor"), "full": ("/dev/full", "No space left")}
 
 
-@pytest.mark.parametrize(("options", "environ", "stderr"), READERS.values(), ids=READERS)
-def test_a_command_whose_reader_goes_away_saves_and_ends_well(tmp_path, options, environ, stderr):
-    reader, writer = os.pipe()
-    os.close(reader)
+def commands(directory, redirection, codes, **environ):
+    """What a process says that is given commands, which end with these codes."""
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **environ}
+    line = f'"$0" -W error -c "$1" "$2" {redirection}'
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMAND, *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **environ},
-        stdout=writer,
-        stderr=stderr,
-        timeout=120,
+        ["bash", "-c", line, sys.executable, COMMANDS, json.dumps(list(codes))],
+        cwd=directory,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
         check=False,
     )
-    os.close(writer)
-    assert (done.returncode, done.stderr or b"") == (0, b"")
-    store = Store(tmp_path / "runs")
-    assert [store.status(run).state for run in store.runs()] == ["finished"] * 2
+    assert json.loads((directory / "codes").read_text()) == codes, done.stderr
+    trained = [command for command in codes if command.startswith("run") and "dry" not in command]
+    store = Store(directory / "runs")
+    assert [store.status(run).state for run in store.runs()] == ["finished"] * len(trained)
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize(("place", "why"), REFUSED.values(), ids=REFUSED)
+def test_commands_whose_output_is_lost_say_so_once_and_training_goes_on(tmp_path, place, why):
+    for stream in ("stdout", "stderr", "both"):
+        (tmp_path / stream).mkdir()
+    done = commands(tmp_path / "stdout", f">{place}", CODES)
+    assert done.stderr.count(f"discretegrad: expected to write to stdout, got: {why}") == len(CODES)
+    codes = dict.fromkeys(CODES, 0)
+    done = commands(tmp_path / "stderr", f"2>{place}", codes)
+    # where training said nothing else there was nothing to lose
+    assert done.stdout.count(f"discretegrad: expected to write to stderr, got: {why}") == 1
+    done = commands(tmp_path / "both", f">{place} 2>{place}", CODES)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "redirection", "environ", "said"),
+    [
+        ("--json", "> >(true)", {}, 1),
+        ("", "> >(true) 2>&1", {}, 0),
+        ("", "> >(true) 2>&1", {"FORCE_COLOR": "1", "TERM": "xterm"}, 0),
+    ],
+    ids=["--json | true", "2>&1 | true", "board 2>&1 | true"],
+)
+def test_training_goes_on_when_a_reader_goes_away(tmp_path, option, redirection, environ, said):
+    done = commands(tmp_path, redirection, {f"{RUN} st {option}": 0}, **environ)
+    assert done.stderr.count("expected to write to stdout, got: Broken pipe") == said
+    assert done.stderr.count("\n") == said
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    yield reader, writer
+    for descriptor in (reader, writer):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_a_reader_that_does_not_read_is_waited_for_only_so_long(pipe):
+    _, writer = pipe
+    stream = Stream(writer, "the log")
+    stream.patience = 0.05
+    file = io.TextIOWrapper(io.BufferedWriter(stream))
+    for _ in range(100):
+        print("x" * 10_000, file=file, flush=True)
+    expected = "expected to write to the log, got: nobody has read it for 0.05 s; nothing more"
+    assert stream.problem.startswith(expected)
+
+
+def test_all_of_a_text_arrives_in_a_pipe_that_refuses_to_wait(pipe):
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    stream = Stream(writer, "the log")
+    text = "".join(f"{number}\n" for number in range(100_000))
+    with ThreadPoolExecutor(1) as pool:
+        with open(reader, closefd=False) as file:
+            arriving = pool.submit(file.read)
+            with io.TextIOWrapper(io.BufferedWriter(stream)) as written:
+                written.write(text)
+            os.close(writer)
+            assert arriving.result(30) == text
+    assert stream.problem == ""
 
 
 # the board of a large stack
@@ -307,7 +350,6 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
         for number, value in enumerate(values, epoch + 1):
             files.epoch_done(number, {"loss": [value]}, 1.0)
         files.stack_finished((run,), 0)
-    assert files.problem == ""
     assert scalars(files.path(run).parent) == {"loss": [(10, 5.0), (20, 3.0), (40, 2.0)]}
 
 

@@ -464,7 +464,7 @@ HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
         ({"head": HEAD.T, "table": torch.zeros(3, 5)}, ValueError, "one width.*nn.Linear"),
         ({"head": HEAD.to("meta")}, ValueError, "expected head on the device of hidden"),
         ({"estimator": "reinforce"}, ValueError, "one of reinmax.*got 'reinforce'"),
-        ({"estimator": discretegrad.reinmax}, TypeError, "the name of a sampler.*function"),
+        ({"estimator": len}, TypeError, "the name of a sampler.*function"),
         ({"tau": 0.0}, ValueError, "expected tau in"),
         ({"tau": torch.ones(2, 1)}, TypeError, "the same for all rows, got a tensor"),
         ({"return_index": 1}, TypeError, "expected return_index to be True or False"),
@@ -500,3 +500,19 @@ def test_rows_without_a_softmax_are_found(backend, value, small_pieces):
     finally:
         set_checks(before)
     assert ((index >= 0) & (index < 77)).all()
+
+
+@each_backend
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,)], ids=str)
+def test_several_gradients_at_once(backend, wanted, small_pieces):
+    """``is_grads_batched``, and results that a user may change in place."""
+    layer = [normal(*shape).float().requires_grad_() for shape in ((5, 3), (7, 3), (7, 2))]
+    token, index = discretegrad.linear_select(*layer, return_index=True, backend=backend)
+    index += 100
+    token += 1
+    g, leaves = normal(4, 5, 2, seed=3).float(), [layer[i] for i in wanted]
+    together = torch.autograd.grad(token, leaves, g, is_grads_batched=True, retain_graph=True)
+    for number, single in enumerate(g):
+        alone = torch.autograd.grad(token, leaves, single, retain_graph=True)
+        for x, y in zip(together, alone, strict=True):
+            torch.testing.assert_close(x[number], y)

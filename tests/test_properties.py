@@ -4,17 +4,23 @@ Hypothesis picks the case; the numbers inside come from a seed it picks. Runs ar
 every run tries the same cases.
 """
 
+import itertools
 import math
+import operator
 from dataclasses import dataclass
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import discretegrad
 import oracles
-from cases import BERNOULLI, CATEGORICAL, DEFAULTS, any_tau, each
+from cases import BERNOULLI, CASES, CATEGORICAL, DEFAULTS, any_tau, each
+from discretegrad import ESTIMATORS
+from discretegrad.families import FAMILIES
 from discretegrad.testing import assert_discrete, seeded
 
 TOLERANCE = {
@@ -130,7 +136,7 @@ def factor_of(name, row_tau, sample_prob, n):
         return 1.0
     if name == "mean_baseline":
         return max(1.0, 1 / (n * sample_prob)) if sample_prob > 0 else math.inf
-    return 1 / row_tau
+    return max(1.0, 1 / row_tau) if name == "blend" else 1 / row_tau
 
 
 def tolerance(dtype, scale):
@@ -277,3 +283,193 @@ def test_draws(case, dtype, data, seed):
     assert (probs[z == 1] > 0).all()
     assert (z[probs == 1] == 1).all()
     assert logits.grad.isfinite().all() or case.row.name in LEAVES_THE_RANGE
+
+
+# --- nearly certain variables
+
+GAPS = [5, 15, 17, 40, 80]
+"""How far the largest logit lies above the others. In float32 1 - p is 0 from a gap of 17 on; at 80
+p is 2e-35, still a normal number, and a temperature below 1 would take it out of the range."""
+TAIL_TOLERANCE = TOLERANCE | {torch.float64: 1e-12}
+"""Of the largest entry of a variable's gradient: ``TOLERANCE`` without |g|, which is not small."""
+
+
+def tail_logits(family, gap, dtype):
+    """One variable for each pair of a largest entry and a draw, and the draws."""
+    if family == "bernoulli":
+        draw = torch.tensor([[0.0], [1.0]]).expand(2, 4)
+        return torch.tensor([gap, -gap, gap - 0.125, -gap - 0.25]).to(dtype).expand(2, 4), draw
+    n = 5
+    logits = -gap + torch.tensor([0.0, 1.5, -0.25, 0.75, 0.5], dtype=torch.float64).expand(n, n, n)
+    is_top = torch.eye(n, dtype=torch.bool).unsqueeze(1)
+    return logits.masked_fill(is_top, 0).to(dtype), torch.arange(n).expand(n, n)
+
+
+def assert_in_the_tails(x, expected, dtype, scale=None):
+    """Of the largest entry of each last axis, or of ``scale``; of a bit, of itself.
+
+    What is smaller than the smallest number of the dtype may be 0.
+    """
+    scale = expected.abs().amax(-1, keepdim=True) if scale is None else scale
+    error = (x.double() - expected).abs()
+    smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    assert (error <= TAIL_TOLERANCE[dtype] * scale + smallest).all(), (error / scale).max()
+
+
+@EVERY_DTYPE
+@each(CASES)
+def test_samplers_in_the_tails(case, dtype):
+    """Against float64, on the same draws and noise: relative, not relative to |g|."""
+    for gap, tau in itertools.product(GAPS, (1.0, 2.0)):
+        logits, draw = tail_logits(case.family, gap, dtype)
+        g = torch.tensor([1.5, 4.0, -2.0, 0.5, 3.0])[: logits.shape[-1]].expand(logits.shape)
+        noise = 0.2 + torch.rand((3, *logits.shape), generator=seeded(gap))
+        gradients = []
+        for leaf in (logits, logits.double()):
+            leaf = leaf.clone().requires_grad_()
+            wide = noise.to(torch.promote_types(leaf.dtype, torch.float32))
+            z = oracles.library_sample(case, leaf, draw, wide, tau)
+            gradients += torch.autograd.grad(z, leaf, g.to(leaf.dtype))
+        assert (gradients[1].abs().amax(-1) > 0).all()
+        scale = gradients[1].abs()
+        if case.categorical:
+            scale = scale.amax(-1, keepdim=True)
+        in_range = scale <= torch.finfo(dtype).max / 4
+        assert in_range.all() or case.row.name in LEAVES_THE_RANGE
+        gradients = [torch.where(in_range, gradient, 0) for gradient in gradients]
+        assert_in_the_tails(*gradients, dtype, scale)
+
+
+SCORES = [
+    (name, family, options)
+    for name, options in [
+        ("reinforce", {}),
+        ("leave_one_out", {}),
+        ("muprop", {}),
+        ("rebar", {}),
+        ("rebar", {"tied": False}),
+        ("relax", {"control": lambda z: z.flatten(1).tanh().sum(-1), "tied": True}),
+        ("disarm", {}),
+        ("disarm_tree", {}),
+        ("disarm_tree", {"tree": "stick_breaking"}),
+        ("arms", {}),
+        ("double_cv", {}),
+        ("rodeo", {"control": torch.tanh, "alpha": 0.5, "beta": 0.5}),
+    ]
+    for family in ESTIMATORS[name].families
+]
+
+
+def test_every_score_function_is_tried_in_the_tails():
+    rows = {name for name, row in ESTIMATORS.items() if row.kind == "score"}
+    assert {name for name, _, _ in SCORES} == rows - {"exact"}
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("score", SCORES, ids=lambda score: f"{score[1]}-{score[0]}-{[*score[2]]}")
+def test_score_functions_in_the_tails(score, dtype):
+    """Relative to f times the score, whose two samples may cancel: twice the likely value of a
+    nearly certain variable, once with the unlikely value; another variable is uncertain."""
+    name, family, options = score
+    for gap, again in itertools.product(GAPS, (True, False)):
+        if family == "bernoulli":
+            logits = torch.tensor([-gap, 0.5]).to(dtype)
+            given = torch.tensor([[0.0, 1.0], [float(not again), 0.0]])
+        else:
+            logits = tail_logits(family, gap, dtype)[0][1, :2].clone()
+            logits[1] = torch.tensor([0.5, 0.0, -1.0, 1.0, 0.25])
+            given = torch.tensor([[1, 0], [1 if again else 3, 4]])
+        weight = torch.tensor([[0.8, -0.5, 0.3, 1.1, 0.6], [0.4, 0.9, -0.7, 0.2, -0.3]]).double()
+        weight = weight[0, :2] if family == "bernoulli" else weight
+
+        def f(z, weight=weight):
+            # the same values in every dtype
+            total = (z.double() * weight).sum()
+            return total.tanh() + 0.3 * total**2 + 2
+
+        gradients = []
+        for leaf in (logits, logits.double()):
+            leaf = leaf.clone().requires_grad_()
+            arguments = dict(options)
+            if name in ("rebar", "relax"):
+                shape = (2, *logits.shape) if options.get("tied", True) else (2, 2, *logits.shape)
+                noise = 0.2 + torch.rand(shape, generator=seeded(gap))
+                arguments["noise"] = noise.to(torch.promote_types(leaf.dtype, torch.float32))
+            loss = getattr(discretegrad, name)(leaf, f, given=given, family=family, **arguments)
+            gradients += torch.autograd.grad(loss, leaf)
+        kind = FAMILIES[family]
+        drawn = given.unsqueeze(-1) if family == "categorical" else given > 0
+        point = logits.double().softmax(-1) if family == "categorical" else logits.double()
+        scale = 5 * kind.residual(drawn, point).abs().amax(0)
+        if family == "categorical":
+            scale = scale.amax(-1, keepdim=True)
+        assert_in_the_tails(*gradients, dtype, scale)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("family", ["categorical", "bernoulli"])
+def test_enumeration_in_the_tails(family, dtype):
+    """The exact gradient and the derivative of the expectation, the value included."""
+    for gap in GAPS:
+        logits = tail_logits(family, gap, dtype)[0]
+        logits = logits[1, :2].clone() if family == "categorical" else logits[0, :2].clone()
+        logits[1] = logits[1] / 8
+        weight = torch.linspace(-1, 2, logits.numel()).double().reshape(logits.shape)
+
+        def f(z, weight=weight):
+            return ((z.double() * weight).sum() + 0.3).square() + 3
+
+        expected = discretegrad.exact_gradient(logits.double(), f, family=family)
+        leaf = logits.clone().requires_grad_()
+        value = discretegrad.exact_expectation(leaf, f, family=family)
+        (derivative,) = torch.autograd.grad(value, leaf)
+        exact_value = discretegrad.exact_expectation(logits.double(), f, family=family)
+        assert_in_the_tails(value.detach()[None], exact_value[None], dtype)
+        scale = expected.abs() if family == "bernoulli" else None
+        for gradient in (derivative, discretegrad.exact_gradient(logits, f, family=family)):
+            # the joint probability is the exponential of a sum of logits: one rounding more each
+            assert_in_the_tails(gradient / 2, expected / 2, dtype, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_moments_in_the_tails_in_many_digits(dtype):
+    """What float64 is compared with above, which from a gap of 37 on would cancel as well."""
+    family, one = FAMILIES["categorical"], FAMILIES["bernoulli"]
+    g = [1.5, 4.0, -2.0, 0.5, 3.0]
+    for gap in GAPS:
+        logits, draw = tail_logits("categorical", gap, dtype)
+        drawn, slopes = draw.unsqueeze(-1), torch.tensor(g, dtype=dtype)
+        point = family.point(logits)
+        residual, covariance = family.residual(drawn, point), family.covariance(point, slopes)
+        other = family.other_probability(drawn, point)
+        leaf = logits.clone().requires_grad_()
+        sample = family.sample(leaf, drawn)
+        (score,) = torch.autograd.grad(family.log_prob(leaf, sample).sum(), leaf)
+        (softmax,) = torch.autograd.grad(family.relaxed(leaf), leaf, slopes.expand(leaf.shape))
+        for top, k in itertools.product(range(5), range(5)):
+            with mpmath.workdps(60):
+                weights = [mpmath.exp(x) for x in logits[top, k].tolist()]
+                p = [w / sum(weights) for w in weights]
+                mean = sum(map(operator.mul, p, g))
+                z_minus_p = doubles([(j == k) - p[j] for j in range(5)])
+                c_g = doubles([p[j] * (g[j] - mean) for j in range(5)])
+                rest = doubles([1 - p[k]])
+            assert_in_the_tails(other[top, k], rest, dtype)
+            assert_in_the_tails(residual[top, k], z_minus_p, dtype, z_minus_p.abs())
+            assert residual[top, k].sum().abs() <= 2e-7 * residual[top, k].abs().max()
+            for x, expected in (
+                (covariance, c_g),
+                (softmax, c_g),
+                (score, z_minus_p),
+            ):
+                assert_in_the_tails(x[top, k], expected, dtype)
+        bits, value = tail_logits("bernoulli", gap, dtype)
+        residual = one.residual(value > 0, bits)
+        for got, x, b in zip(residual.flatten(), bits.flatten(), value.flatten(), strict=True):
+            with mpmath.workdps(60):
+                expected = doubles([b.item() - 1 / (1 + mpmath.exp(-x.item()))])
+            assert_in_the_tails(got[None], expected, dtype)
+
+
+def doubles(numbers):
+    return torch.tensor([float(x) for x in numbers], dtype=torch.float64)

@@ -12,6 +12,7 @@ from .diagnose import Diagnosis as Diagnosis
 from .diagnose import DiagnosisRow as DiagnosisRow
 from .diagnose import diagnose as diagnose
 from .estimators.arms import arms as arms
+from .estimators.blend import blend as blend
 from .estimators.disarm import disarm as disarm
 from .estimators.disarm_tree import disarm_tree as disarm_tree
 from .estimators.double_cv import double_cv as double_cv
@@ -68,6 +69,7 @@ __all__ = [
     "Relax",
     "Rodeo",
     "arms",
+    "blend",
     "citation",
     "diagnose",
     "disarm",

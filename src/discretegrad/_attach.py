@@ -34,14 +34,16 @@ def attach_sample(
 def attach_gradient(logits: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
     """Zeros of the batch shape whose gradient for the logits is ``gradient``.
 
-    The last ``latent_axes`` axes of the logits are those of one batch element.
+    The last ``latent_axes`` axes of the logits are those of one batch element. The zeros have the
+    dtype of ``gradient``, so that what comes in is multiplied in it and only the product rounded
+    to the dtype of the logits: a loss scale may be larger than any float16.
     """
     make, vjp = partial(_zeros, latent_axes=latent_axes), partial(_scaled, latent_axes=latent_axes)
     return _apply(make, vjp, logits, gradient)
 
 
 def _zeros(logits: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
-    return logits.new_zeros(logits.shape[: logits.ndim - latent_axes])
+    return gradient.new_zeros(logits.shape[: logits.ndim - latent_axes])
 
 
 def _scaled(g: Tensor, gradient: Tensor, latent_axes: int) -> Tensor:
@@ -75,7 +77,7 @@ class _Learned(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         slopes = ctx.saved_tensors
-        weight = g.abs().sum()
+        weight = g.abs().sum(dtype=torch.promote_types(g.dtype, torch.float32))
         gradients = [(weight * slope).to(slope.dtype) for slope in slopes]
         return None, None, *gradients, *[None] * len(slopes)
 

@@ -33,6 +33,11 @@ ChecksMode = Literal["auto", "always", "never"]
 _MODES = get_args(ChecksMode)
 
 
+def is_word(value: object, *words: str) -> bool:
+    """Whether an option is one of these words; arrays, which compare by element, are none."""
+    return isinstance(value, str) and value in words
+
+
 def set_checks(mode: ChecksMode) -> ChecksMode:
     """Choose when tensor *values* are checked, and return the mode that was set before.
 
@@ -57,7 +62,7 @@ def set_checks(mode: ChecksMode) -> ChecksMode:
         'always'
     """
     global _mode
-    if mode not in _MODES:
+    if not is_word(mode, *_MODES):
         raise ValueError(f"expected checks mode to be one of {_MODES}, got {mode!r}")
     before, _mode = _mode, mode
     return before
@@ -89,6 +94,23 @@ def check_logits(name: str, logits: Tensor) -> None:
             f"{name}: expected floating-point logits of 16 to 64 bits, got dtype {logits.dtype}. "
             "Logits are unnormalised log-probabilities; convert with logits.float()."
         )
+    check_dense(name, "logits", logits)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor is neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def check_dense(name: str, argument: str, x: Tensor) -> None:
+    """The tensor is neither sparse nor nested."""
+    if is_dense(x):
+        return
+    if x.is_nested:
+        came, remedy = "a nested one", "Pad it with torch.nested.to_padded_tensor"
+    else:
+        came, remedy = f"one of layout {x.layout}", "Convert it with .to_dense()"
+    raise TypeError(f"{name}: expected {argument} to be a dense tensor, got {came}. {remedy}.")
 
 
 def check_dim(name: str, logits: Tensor, dim: int) -> None:
@@ -98,7 +120,8 @@ def check_dim(name: str, logits: Tensor, dim: int) -> None:
     if logits.ndim == 0:
         raise ValueError(
             f"{name}: expected logits with a category axis, got a scalar. For a single 0/1 "
-            'variable set family="bernoulli".'
+            "variable with this log-odds pass torch.stack([torch.zeros_like(logits), logits]), or "
+            'use an estimator that works with family="bernoulli".'
         )
     if not -logits.ndim <= dim < logits.ndim:
         raise ValueError(
@@ -121,6 +144,7 @@ def check_tau(
     if isinstance(tau, Tensor):
         if tau.is_complex() or tau.dtype == torch.bool:
             raise TypeError(f"{name}: expected a real tau, got dtype {tau.dtype}. {advice}")
+        check_dense(name, "tau", tau)
         if tau.requires_grad and not learnable:
             raise ValueError(
                 f"{name}: expected tau to be a constant, got a tensor that requires grad; this "
@@ -169,6 +193,7 @@ def check_mask(name: str, mask: Tensor | None, logits: Tensor) -> None:
             f"{name}: expected mask to be a boolean tensor (True where a category is allowed), "
             f"got {came}. Convert with mask.bool()."
         )
+    check_dense(name, "mask", mask)
     try:
         fits = torch.broadcast_shapes(mask.shape, logits.shape) == logits.shape
     except RuntimeError:
@@ -203,6 +228,7 @@ def check_noise(name: str, noise: Tensor, shape: tuple[int, ...], what: str) -> 
     if not isinstance(noise, Tensor) or not noise.is_floating_point():
         came = noise.dtype if isinstance(noise, Tensor) else type(noise).__name__
         raise TypeError(f"{name}: expected noise to be a floating-point tensor, got {came}")
+    check_dense(name, "noise", noise)
     fits = len(noise.shape) == len(shape) and all(
         came == want or (want == -1 and came > 0)
         for came, want in zip(noise.shape, shape, strict=False)
@@ -270,6 +296,7 @@ def check_loss(name: str, loss: object, variables: torch.Size) -> None:
         )
     if loss.is_complex():
         raise TypeError(f"{name}: expected f to return real losses, got dtype {loss.dtype}")
+    check_dense(name, "what f returns", loss)
     if loss.shape != variables[: loss.ndim]:
         raise ValueError(
             f"{name}: expected f to return one loss per batch element, a shape that begins "
@@ -301,29 +328,41 @@ def check_differentiable(name: str, slope: Tensor | None) -> Tensor:
 
 def check_coefficient(
     name: str, option: str, value: object, shape: torch.Size | None = None
-) -> None:
-    """``value`` is a finite number, a tensor with a single one, or one for leading axes."""
-    if isinstance(value, Tensor):
-        fits = value.numel() == 1
-        if shape is not None:
-            fits |= value.shape == shape[: value.ndim]
-        if not fits or not value.is_floating_point():
-            axes = "" if shape is None else f", or with one for the first axes of {tuple(shape)}"
-            raise ValueError(
-                f"{name}: expected {option} to be a number or a floating-point tensor with one "
-                f"element{axes}, got shape {tuple(value.shape)} and dtype {value.dtype}"
-            )
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")
-    elif not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite {option}, got {value}")
+) -> float | Tensor:
+    """``value`` is a finite number, a tensor with a single one, or one for leading axes.
+
+    It is returned; a tensor with a single number without its axes, so that it multiplies anything.
+    """
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: expected {option} to be a number, got {type(value).__name__}")
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: expected a finite {option}, got {value}")
+        return value
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{name}: expected {option} to be a number or a floating-point tensor, got dtype "
+            f"{value.dtype}. Convert with {option}.float()."
+        )
+    check_dense(name, option, value)
+    if value.numel() == 1:
+        value = value.reshape(())
+    elif shape is None or value.shape != shape[: value.ndim]:
+        axes = "" if shape is None else f", or with one for the first axes of {tuple(shape)}"
+        raise ValueError(
+            f"{name}: expected {option} to be a number or a tensor with one element{axes}, got "
+            f"shape {tuple(value.shape)}"
+        )
+    if values_are_checked(value) and not value.isfinite().all():
+        raise ValueError(f"{name}: expected a finite {option}, got NaN or inf")
+    return value
 
 
 def check_baseline(name: str, baseline: object) -> None:
     """``baseline`` is None, "self_critical" or a function of the logits."""
-    if baseline is None or baseline == "self_critical" or callable(baseline):
+    if baseline is None or is_word(baseline, "self_critical") or callable(baseline):
         return
-    if baseline == "running":
+    if is_word(baseline, "running"):
         raise ValueError(
             f'{name}: expected baseline None, "self_critical" or a callable, got "running", which '
             "must remember earlier calls. Make an object that does, once: "
@@ -341,6 +380,7 @@ def check_baseline_value(name: str, value: object, batch_shape: torch.Size) -> N
         raise TypeError(
             f"{name}: expected the baseline to return a tensor, got {type(value).__name__}"
         )
+    check_dense(name, "what the baseline returns", value)
     try:
         fits = torch.broadcast_shapes(value.shape, batch_shape) == batch_shape
     except RuntimeError:
@@ -369,12 +409,16 @@ def check_control(name: str, control: Objective | None, made: str) -> Objective:
     return control
 
 
-def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
-    """A control variate gives one number per sample and batch element."""
+def check_control_value(name: str, value: object, shape: Sequence[int]) -> Tensor:
+    """A control variate gives one number per sample and batch element.
+
+    It may have further axes of size 1, without which it is returned.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name}: expected the control variate to return a tensor, got {type(value).__name__}"
         )
+    check_dense(name, "what the control variate returns", value)
     beyond = value.shape[len(shape) :]
     if tuple(value.shape) != (*shape, *[1] * len(beyond)):
         raise ValueError(
@@ -382,3 +426,4 @@ def check_control_value(name: str, value: object, shape: Sequence[int]) -> None:
             f"element, shape {tuple(shape)}, got {tuple(value.shape)}. It must accept any number "
             "of leading axes."
         )
+    return value.reshape(tuple(shape))

@@ -1,11 +1,21 @@
 """In which mode of torch the code runs: some operations differ, or are impossible, in some."""
 
 import torch
+from torch import Tensor
 
 
 def compiling() -> bool:
     """Whether ``torch.compile`` or ``torch.export`` is tracing."""
     return torch.compiler.is_compiling()
+
+
+def batched(g: Tensor) -> bool:
+    """Whether ``g`` stands for several gradients at once (``is_grads_batched=True``).
+
+    That is an older vmap than that of ``torch.func``: such a tensor has no memory that a kernel
+    could read, and torch calls a registered operator once for each gradient.
+    """
+    return torch._C._functorch.is_legacy_batchedtensor(g)
 
 
 def transforming() -> bool:

@@ -72,7 +72,7 @@ class Noise(NamedTuple):
 
 def relaxed_estimate(row: Estimator, arguments: Arguments, control: Control) -> Tensor:
     """The mean loss with the gradient for the control variate."""
-    check_coefficient(row.name, "scale", control.scale)
+    control = control._replace(scale=check_coefficient(row.name, "scale", control.scale))
     check_flag(row.name, "tied", control.tied)
     problem = pose(row, arguments)
     given_noise = _accept_noise(problem, control)
@@ -132,8 +132,7 @@ def _gradient(
         if control.network is not None:
             shape = (len(points), *batch_shape)
             outputs = call_network(control.network, points.masked_fill(points.isinf(), 0))
-            check_control_value(problem.name, outputs, shape)
-            total = total + outputs.reshape(shape)
+            total = total + check_control_value(problem.name, outputs, shape)
         return total
 
     scale = family.scale(problem.variables)

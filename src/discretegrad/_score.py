@@ -6,7 +6,7 @@ whatever f depends on gets its ordinary gradient, from the same evaluations.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from ._checks import (
     check_objective,
     values_are_checked,
 )
+from ._graph import can_get_gradient, nodes_of, reaches
+from ._graph import graph_leaves as graph_leaves
 from ._modes import compiling, transforming
 from ._row import Estimator
 from ._types import Call, Objective, Temperature
@@ -39,7 +41,7 @@ class Arguments(NamedTuple):
     mask: Tensor | None = None
     generator: torch.Generator | None = None
     vectorize: bool = False
-    tau: Temperature | None = None
+    tau: Temperature = 1.0
     """For estimators that relax samples. It may learn."""
 
 
@@ -71,8 +73,8 @@ def pose(row: Estimator, arguments: Arguments) -> Problem:
     check_works_on(row, family)
     check_objective(name, f)
     check_flag(name, "vectorize", vectorize)
-    call = Call(name, logits, 1.0 if tau is None else tau, mask=mask, generator=generator)
-    variables = family.prepare(call, learnable_tau=tau is not None)
+    call = Call(name, logits, tau, mask=mask, generator=generator)
+    variables = family.prepare(call, learnable_tau="tau" in row.options)
     family.check_values(name, variables)
     num_samples = sample_count(row, num_samples, given)
     drawn = None if given is None else family.accept(name, variables, given, num_samples)
@@ -165,7 +167,11 @@ def wants_gradient(problem: Problem, learned: Iterable[Tensor] = ()) -> bool:
     """Whether anybody can ask for a gradient; if not, the values of f are all there is to do."""
     if not torch.is_grad_enabled():
         return False
-    return problem.logits.requires_grad or transforming() or any(x.requires_grad for x in learned)
+    if compiling():
+        wanted = problem.logits.requires_grad or transforming()
+    else:
+        wanted = can_get_gradient(problem.logits)
+    return wanted or any(x.requires_grad for x in learned)
 
 
 def evaluate(problem: Problem, samples: Tensor) -> Tensor:
@@ -177,18 +183,35 @@ def evaluate(problem: Problem, samples: Tensor) -> Tensor:
 def evaluate_each(
     name: str, f: Objective, samples: Tensor, family: Family, vectorize: bool
 ) -> Tensor:
-    """The losses of samples stacked along the first axis, as f returns them."""
+    """The losses of samples stacked along the first axis, as f returns them.
+
+    Where a gradient of f with respect to the samples is wanted, it must have one.
+    """
     variables = family.variables_shape(samples)[1:]
 
     def checked(sample: Tensor) -> Tensor:
-        loss = f(sample)
+        # a copy, because f may write into it
+        loss = f(sample.clone())
         check_loss(name, loss, variables)
         return loss
 
+    if samples.requires_grad and samples.is_leaf:
+        samples = samples.view_as(samples)  # a leaf has no node in the graph
     if vectorize and len(samples) > 1:
         losses: Tensor = torch.vmap(checked, randomness="different")(samples)
-        return losses
-    return torch.stack([checked(sample) for sample in samples.unbind()])
+    else:
+        losses = torch.stack([checked(sample) for sample in samples.unbind()])
+    if not depends_on(losses, samples):
+        check_differentiable(name, None)
+    return losses
+
+
+def depends_on(losses: Tensor, samples: Tensor) -> bool:
+    """Whether a gradient that could reach the samples does so."""
+    if compiling():
+        # there is no graph yet, and inside a transform nothing to ask
+        return transforming() or losses.requires_grad or not samples.requires_grad
+    return reaches(losses, nodes_of(samples))
 
 
 def joint_size(
@@ -197,15 +220,15 @@ def joint_size(
     """How many elements one joint sample has: those of the axes that f consumes."""
     kind = get_family(name, family)
     variables = kind.prepare(Call(name, logits, mask=mask))
-    return math.prod(logits.shape[batch_axes(name, f, kind, variables.logits) :])
+    return math.prod(logits.shape[probe(name, f, kind, variables.logits).ndim :])
 
 
-def batch_axes(name: str, f: Objective, family: Family, logits: Tensor) -> int:
-    """How many axes f leaves to the batch, from one call of it."""
+def probe(name: str, f: Objective, family: Family, logits: Tensor) -> Tensor:
+    """f at the most likely sample: its axes are those that f leaves to the batch."""
     with torch.no_grad():
         loss = f(family.sample(logits, family.likeliest(logits)))
     check_loss(name, loss, family.variables_shape(logits))
-    return loss.ndim
+    return loss
 
 
 def likeliest_value(problem: Problem) -> Tensor:
@@ -228,21 +251,6 @@ def _evaluate_with_slope(problem: Problem, samples: Tensor) -> tuple[Tensor, Ten
         # else backward would go through f once more, for the points alone
         losses = losses.detach()
     return losses, slopes
-
-
-def graph_leaves(x: Tensor) -> Iterator[Tensor]:
-    """Everything that ``x.backward()`` would give a gradient."""
-    seen, ahead = set(), [x.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # only the node that accumulates the gradient of a leaf has a variable
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        ahead += [before for before, _ in node.next_functions]
 
 
 def value_and_slope(

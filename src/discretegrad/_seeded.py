@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._checks import values_are_checked
+from ._checks import check_dense, values_are_checked
 
 _MASK = 0xFFFFFFFF
 # noise is made and used in pieces of at most this many numbers, whatever the number of draws
@@ -70,6 +70,7 @@ def check_seed(name: str, seed: object, drawn: Tensor) -> None:
             f"{name}: expected seed to be an int64 tensor, got {came}. Make one with "
             "torch.randint(2**63 - 1, shape)."
         )
+    check_dense(name, "seed", seed)
     if seed.shape != drawn.shape[: seed.ndim] or seed.device != drawn.device:
         raise ValueError(
             f"{name}: expected a seed for each element of the first axes of {tuple(drawn.shape)} "

@@ -62,8 +62,7 @@ def _other_outputs(
         level = value.to(linear.dtype).unsqueeze(-1).expand_as(linear)
         inputs = torch.stack([linear, level], -1)
         outputs = _network(control, inputs, learn)
-        check_control_value(problem.name, outputs, inputs.shape)
-        of_each_shift.append(outputs)
+        of_each_shift.append(check_control_value(problem.name, outputs, inputs.shape))
     mean = torch.stack(of_each_shift).mean(0)
     return mean[..., 0, :], mean[..., 1:, :]
 
@@ -81,4 +80,4 @@ def aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
     """A weight to multiply ``like`` by, which has the axis of samples before those of the batch."""
     if not isinstance(weight, Tensor):
         return weight
-    return weight.reshape(()) if weight.numel() == 1 else spread(weight, like[0])
+    return weight if weight.ndim == 0 else spread(weight, like[0])

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ._checks import check_count, check_objective
+from ._checks import check_count, check_flag, check_objective
 from ._math import compute_dtype
 from ._modes import transforming
-from ._score import batch_axes, evaluate_each, joint_sum, spread
+from ._score import evaluate_each, joint_sum, probe, spread
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
 
@@ -50,7 +50,7 @@ def exact_expectation(
             trace (``.item()``, data-dependent branches): f then runs once per outcome.
 
     Returns:
-        The expectation, of the batch shape.
+        The expectation, of the batch shape, in the dtype of the logits or, if that is wider, of f.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, or f does not return a tensor.
@@ -63,6 +63,7 @@ def exact_expectation(
         >>> discretegrad.exact_expectation(logits, f)
         tensor(0.3333, dtype=torch.float64)
     """
+    check_flag("exact_expectation", "vectorize", vectorize)
     problem = _pose("exact_expectation", logits, f, family, mask, max_outcomes)
     check_count("exact_expectation", "chunk_size", chunk_size)
     total = problem.logits.new_zeros(problem.batch_shape)
@@ -73,7 +74,7 @@ def exact_expectation(
         else:
             part = _weighted_sum(problem, first, last, vectorize)
         total = total + part
-    return total.to(logits.dtype)
+    return (problem.level + total).to(problem.result_dtype)
 
 
 def exact_gradient(
@@ -88,7 +89,8 @@ def exact_gradient(
 ) -> Tensor:
     r"""The gradient of $E[f(z)]$ with respect to ``logits``, summed over all joint outcomes.
 
-    Computes $\sum_z P(z) f(z) \nabla \log P(z)$, so f need not be differentiable.
+    Computes $\sum_z P(z) (f(z) - f(z^*)) \nabla \log P(z)$ with the likeliest outcome $z^*$, which
+    changes nothing but rounding, so f need not be differentiable.
 
     Args:
         logits: As all arguments: those of ``exact_expectation``, which also has the errors.
@@ -109,15 +111,16 @@ def exact_gradient(
         >>> discretegrad.exact_gradient(logits, lambda z: z @ torch.tensor([1.0, 2.0, 4.0]))
         tensor([-0.4444, -0.1111,  0.5556])
     """
+    check_flag("exact_gradient", "vectorize", vectorize)
     problem = _pose("exact_gradient", logits, f, family, mask, max_outcomes)
     check_count("exact_gradient", "chunk_size", chunk_size)
     with torch.no_grad():
-        mean = problem.family.mean(problem.point)
         gradient = torch.zeros_like(problem.logits)
         for first, last in _chunks(problem, chunk_size):
-            samples = _outcomes(problem, first, last)
-            weighted = _weighted_values(problem, samples, vectorize)
-            gradient += (spread(weighted, samples) * (samples - mean)).sum(0)
+            drawn = _outcomes(problem, first, last)
+            score = problem.family.residual(drawn, problem.point)
+            weighted = _weighted_values(problem, drawn, vectorize)
+            gradient += (spread(weighted, score) * score).sum(0)
     return gradient.to(logits.dtype)
 
 
@@ -132,9 +135,16 @@ class _Problem(NamedTuple):
     """Where the family takes the mean of these logits."""
     dtype: torch.dtype
     """Of the user's logits, and so of the samples that f gets."""
+    result_dtype: torch.dtype
+    """Of the logits or of the values of f, whichever is wider."""
     batch_shape: torch.Size
     latent_shape: torch.Size
     """The variables of one joint sample."""
+    level: Tensor
+    """f at the likeliest outcome, of the batch shape; values of f are taken relative to it.
+
+    The expectation then is this plus a sum over the unlikely outcomes, and nothing cancels.
+    """
 
 
 def _pose(
@@ -152,8 +162,8 @@ def _pose(
     variables = family.prepare(Call(name, logits, mask=mask))
     family.check_values(name, variables)
     logits = variables.logits
-    shape, axes = family.variables_shape(logits), batch_axes(name, f, family, logits)
-    batch, latent = shape[:axes], shape[axes:]
+    shape, value = family.variables_shape(logits), probe(name, f, family, logits)
+    batch, latent = shape[: value.ndim], shape[value.ndim :]
     values, size = family.outcomes(logits), math.prod(latent)
     if values ** min(size, 64) > max_outcomes:
         raise ValueError(
@@ -161,7 +171,10 @@ def _pose(
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    return _Problem(name, family, f, wide, variables.point, logits.dtype, batch, latent)
+    level = value.detach().to(wide.dtype)
+    level = torch.where(level.isfinite(), level, 0)
+    dtypes = logits.dtype, torch.promote_types(logits.dtype, value.dtype)
+    return _Problem(name, family, f, wide, variables.point, *dtypes, batch, latent, level)
 
 
 def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
@@ -172,24 +185,25 @@ def _chunks(problem: _Problem, chunk_size: int) -> Iterator[tuple[int, int]]:
 
 
 def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
-    """The samples of joint outcomes by number, with axes of size 1 for the batch."""
+    """The draws of joint outcomes by number, with axes of size 1 for the batch."""
     values, device = problem.family.outcomes(problem.logits), problem.logits.device
     place = values ** torch.arange(math.prod(problem.latent_shape), device=device)
     number = torch.arange(first, last, device=device).unsqueeze(-1)
     batch = [1] * len(problem.batch_shape)
     digits = (number // place % values).reshape(last - first, *batch, *problem.latent_shape)
-    return problem.family.outcome(digits, problem.logits).to(problem.dtype)
+    return problem.family.outcome(digits)
 
 
-def _weighted_values(problem: _Problem, samples: Tensor, vectorize: bool) -> Tensor:
-    """P(z) f(z) for each outcome: (chunk, *batch_shape)."""
+def _weighted_values(problem: _Problem, drawn: Tensor, vectorize: bool) -> Tensor:
+    """P(z) (f(z) - level) for each outcome: (chunk, *batch_shape)."""
+    samples = problem.family.sample(problem.logits, drawn).to(problem.dtype)
     samples = samples.expand(-1, *problem.logits.shape)
     values = evaluate_each(problem.name, problem.f, samples, problem.family, vectorize)
     log_prob = joint_sum(problem.family.log_prob(problem.logits, samples), values)
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)
-    return torch.where(possible, log_prob.exp() * values.to(log_prob.dtype), 0)
+    return torch.where(possible, log_prob.exp() * (values.to(log_prob.dtype) - problem.level), 0)
 
 
 def _weighted_sum(problem: _Problem, first: int, last: int, vectorize: bool) -> Tensor:

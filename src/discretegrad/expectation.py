@@ -1,27 +1,24 @@
 """One front for all estimators: the mean of f over samples, with the gradient of your choice."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._checks import (
-    check_differentiable,
-    check_flag,
-    check_logits,
-    check_objective,
-    check_options,
-)
-from ._modes import transforming
+from ._checks import check_flag, check_logits, check_objective, check_options
+from ._modes import compiling
 from ._row import Estimator
 from ._score import check_works_on, evaluate_each, joint_size, sample_count
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
-from .registry import ESTIMATORS, get
+from .registry import EstimatorLike as EstimatorLike
+from .registry import find_row as find_row
+from .registry import get
 
-EstimatorLike = str | Estimator | Callable[..., Tensor]
 _COMMON = ("mask", "given", "vectorize")
 
 
@@ -47,11 +44,13 @@ def expectation(
             shape; any floating dtype.
         f: Maps a sample of the shape of ``logits`` to one loss per batch element, that is, to a
             tensor whose shape is a prefix of the shape of ``logits``; the axes it has consumed
-            form one joint sample. It is called once per sample. It may be random. For
-            score-function estimators it may return integers and need not be differentiable.
+            form one joint sample. It is called once per sample, each a copy of its own that it
+            may write into. It may be random. For score-function estimators it may return integers
+            and need not be differentiable.
         estimator: A name in ``discretegrad.ESTIMATORS``, a row of that table or of your own, a
-            sampler such as ``discretegrad.reinmax``, or an estimator object: a module such as
-            ``Relax``, or any callable with the signature of ``reinforce``.
+            sampler such as ``discretegrad.reinmax`` or ``partial(discretegrad.reinmax, tau=1.3)``,
+            or an estimator object: a module such as ``Relax``, or any callable with the signature
+            of ``reinforce``.
         num_samples: Samples to average over, the K of estimators that compare samples. By default
             as many as are given, or the least number that the estimator needs.
         family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
@@ -88,11 +87,12 @@ def expectation(
     check_logits(name, logits)
     if num_samples is not None:
         options["num_samples"] = num_samples
-    row = find_row(estimator)
+    row = _find_row_of_partial(estimator) if isinstance(estimator, partial) else find_row(estimator)
     if row is None:
-        _check_callable(name, estimator)
+        arguments = {"family": family, "generator": generator, **options}
+        _check_callable(name, estimator, (logits, f), arguments)
         assert callable(estimator)
-        return estimator(logits, f, family=family, generator=generator, **options)
+        return estimator(logits, f, **arguments)
     check_works_on(row, kind)
     if row.kind == "score":
         common = _COMMON if row.evaluations is not None else ("mask", "vectorize")
@@ -102,13 +102,13 @@ def expectation(
     return _sampled(row, kind, logits, f, family=family, generator=generator, **options)
 
 
-def find_row(estimator: object) -> Estimator | None:
-    """The row of an estimator that is given by its name, its row or its function, if it has one."""
-    if isinstance(estimator, str):
-        return get(estimator)
-    if isinstance(estimator, Estimator):
-        return estimator
-    return next((row for row in ESTIMATORS.values() if row.function is estimator), None)
+def _find_row_of_partial(estimator: partial[Tensor]) -> Estimator | None:
+    """The row of a sampler to which ``functools.partial`` has given options, with these options.
+
+    A score-function estimator with options is called like any other callable.
+    """
+    row = find_row(estimator.func)
+    return replace(row, function=estimator) if row is not None and row.kind == "sampler" else None
 
 
 def _sampled(
@@ -126,12 +126,10 @@ def _sampled(
     check_flag(name, "vectorize", vectorize)
     # here, where messages can show the shape that the user knows
     call = Call(name, logits, arguments.get("tau", 1.0), mask=arguments.get("mask"))
-    kind.check(call, learnable_tau=not arguments.get("hard", True))
+    kind.check(call, learnable_tau=arguments.get("hard") is False)
     copies = logits.expand(num_samples, *logits.shape)
     samples = row.function(copies, **arguments)
     losses = evaluate_each(name, f, samples, kind, vectorize)
-    if samples.requires_grad and not losses.requires_grad and not transforming():
-        check_differentiable(name, None)
     return (losses if losses.is_floating_point() else losses.to(logits.dtype)).mean(0)
 
 
@@ -158,7 +156,9 @@ def make_object(
     return row.module(*sizes).to(logits.device)
 
 
-def _check_callable(name: str, estimator: object) -> None:
+def _check_callable(
+    name: str, estimator: object, positional: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> None:
     if not callable(estimator):
         raise TypeError(
             f"{name}: expected estimator to be a name in discretegrad.ESTIMATORS, a row, a sampler "
@@ -170,3 +170,15 @@ def _check_callable(name: str, estimator: object) -> None:
             f"{name}: expected an estimator object, got the class {estimator.__name__}. Make one "
             "once, so that it can learn, and pass that."
         )
+    if compiling():
+        return
+    try:
+        inspect.signature(estimator).bind(*positional, **arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: expected an estimator that can be called as discretegrad.reinforce is, with "
+            f"(logits, f) and {', '.join(arguments)}, got {estimator!r}: {error}. For a sampler of "
+            "your own make a row, see docs/adding-an-estimator.md."
+        ) from error
+    except ValueError:
+        return  # something that does not say what it takes

@@ -18,7 +18,9 @@ from ._checks import (
     check_count,
     check_flag,
     check_tau,
+    is_word,
 )
+from ._modes import transforming
 from ._types import Baseline, Objective
 
 
@@ -49,7 +51,8 @@ class Reinforce(_EstimatorObject):
 
     The running baseline is the exponential mean of earlier values of f, corrected for its start at
     zero. It is updated after it has been used, in training mode only, and saved in the
-    ``state_dict``. The parameters of a baseline network learn.
+    ``state_dict``. Inside ``torch.func`` transforms, which cannot update it, call ``eval()`` first.
+    The parameters of a baseline network learn.
 
     Args:
         baseline: ``"running"``, or whatever ``reinforce`` takes.
@@ -76,7 +79,7 @@ class Reinforce(_EstimatorObject):
         self, baseline: Literal["running"] | Baseline = "running", *, decay: float = 0.99
     ) -> None:
         super().__init__()
-        if baseline != "running":
+        if not is_word(baseline, "running"):
             check_baseline("Reinforce", baseline)
         if isinstance(decay, bool) or not isinstance(decay, (int, float)):
             raise TypeError(f"Reinforce: expected decay to be a number, got {type(decay).__name__}")
@@ -99,8 +102,21 @@ class Reinforce(_EstimatorObject):
         """As ``reinforce``, which describes the arguments."""
         result = super().forward(logits, f, **arguments)
         if self.baseline == "running" and self.training and result.numel() > 0:
-            self._update(result.detach().mean().to(self.mean))
+            self._remember(result.detach().mean().to(self.mean))
         return result
+
+    def _remember(self, value: Tensor) -> None:
+        try:
+            self._update(value)
+        except RuntimeError as error:
+            if not transforming():
+                raise
+            raise RuntimeError(
+                "Reinforce: expected evaluation mode inside a torch.func transform, which cannot "
+                "update the running mean, got training mode. Call estimator.eval() before the "
+                "transform and train() after it, or pass the buffers as arguments of the "
+                "transformed function with torch.func.functional_call."
+            ) from error
 
     def _update(self, value: Tensor) -> None:
         # one loss that is not finite must not spoil the mean for ever

@@ -5,17 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_options
-from ._row import Estimator
+from ._checks import check_hard, check_options
 from ._types import Backend, Temperature
-from .registry import get_sampler
+from .registry import EstimatorLike, get_sampler
 from .sampling import Request, index_form
 from .select import Handle
 
 
 def sample_index(
     logits: Tensor,
-    estimator: str | Estimator = "reinmax",
+    estimator: EstimatorLike = "reinmax",
     tau: Temperature = 1.0,
     *,
     dim: int = -1,
@@ -31,7 +30,7 @@ def sample_index(
 
     Args:
         logits: As for ``reinmax``.
-        estimator: The name of a sampler, or its row.
+        estimator: The name of a sampler, its row, or its function.
         tau: As for that sampler.
         dim: As for ``reinmax``.
         mask: As for ``reinmax``.
@@ -57,8 +56,7 @@ def sample_index(
     row = get_sampler("sample_index", estimator)
     check_options(row.name, options, tuple(row.options))
     assert row.rule is not None
-    if not options.get("hard", True):
-        raise ValueError("sample_index: expected hard=True, got False: an index is discrete")
+    check_hard("sample_index", options.get("hard", True))
     rule = row.rule(**options)
     request = Request(logits, tau, dim=dim, mask=mask, generator=generator, backend=backend)
     return index_form(rule, request)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._attach import Vjp, attach_sample
-from ._checks import check_noise, warn_of_small_tau
+from ._checks import check_noise, is_word, warn_of_small_tau
 from ._types import Backend, Call, Method, Temperature
 from .families import Family, FamilyLike, Variables, get_family
 from .kernels import samplers
@@ -91,7 +91,8 @@ def index_form(rule: Rule, request: Request) -> tuple[Tensor, Handle]:
     draw = draw_for(rule, request)
     vjp, saved = rule.formula(draw)
     logits, index = draw.variables.logits, draw.drawn.squeeze(-1)
-    return index, Handle(logits, index, vjp, logits.dtype, (draw.drawn, *saved))
+    # the user's own copy: what he does to it does not change the draw
+    return index.clone(), Handle(logits, index, vjp, logits.dtype, (draw.drawn, *saved))
 
 
 def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Draw:
@@ -119,18 +120,23 @@ def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Dr
 def jacobian_at(draw: Draw, natural: Tensor | None = None) -> Gradient:
     """The gradient of the mean at ``natural / tau``: ``C(natural / tau) g / tau``.
 
-    Without ``natural``, at the logits themselves.
+    Without ``natural``, at the logits themselves; the largest of ``natural`` is at the draw.
     """
     family, variables = draw.family, draw.variables
     tau = variables.tau
     point = family.tempered(variables) if natural is None else family.point(natural / tau)
+    # noise or a gap makes the drawn category the largest; the logits need not
+    vjp = partial(_jacobian, family, natural is not None)
     if isinstance(tau, Tensor):
-        return Gradient(partial(_jacobian, family), (point, tau))
-    return Gradient(partial(_jacobian, family, tau=tau), (point,))
+        return Gradient(vjp, (point, tau))
+    return Gradient(partial(vjp, tau=tau), (point,))
 
 
-def _jacobian(family: Family, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature) -> Tensor:
-    return family.covariance(point, family.centre(g, drawn)).div_(tau)
+def _jacobian(
+    family: Family, largest: bool, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature
+) -> Tensor:
+    g = family.centre(g, drawn) if largest else g
+    return family.covariance(point, g, centred=largest).div_(tau)
 
 
 def given_noise(name: str, draw: Draw, noise: Tensor | None, *, draws: bool = False) -> Tensor:
@@ -156,7 +162,7 @@ def _uses_kernel(rule: Rule, request: Request) -> bool:
         # from here it is the same number of calls back to the user's line, on every path
         warn_of_small_tau(rule.name, request.tau, rule.least_tau)
     # first what is true of nearly every call on a CPU, where a call takes microseconds
-    if backend == "auto" and not (isinstance(logits, Tensor) and logits.is_cuda):
+    if is_word(backend, "auto") and not (isinstance(logits, Tensor) and logits.is_cuda):
         return False
     return choose_backend(rule.name, logits, backend, _lacking(rule, request)) == "triton"
 

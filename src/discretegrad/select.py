@@ -1,5 +1,6 @@
 """The index form of a sample: consumers gather by the index and never see a dense one-hot."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._attach import Vjp, apply_fast, attach_sample, estimate
+from ._checks import check_dense
 from ._modes import transforming
 from .families import FAMILIES
 
@@ -86,6 +88,7 @@ def _check(handle: object, weight: Tensor) -> None:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise TypeError(f"select: expected weight to be a floating-point tensor, got {came}")
+    check_dense("select", "weight", weight)
     logits = handle.logits
     n = logits.shape[-1]
     if weight.ndim not in (1, 2) or weight.shape[0] != n:
@@ -115,17 +118,17 @@ class _Select(torch.autograd.Function):
         ctx.vjp, ctx.dtype = vjp, dtype
         ctx.save_for_backward(anchor, weight, index, *saved)
         ctx.set_materialize_grads(False)
-        return weight.index_select(0, index.reshape(-1)).reshape(
-            index.shape + weight.shape[1:]
-        ), anchor
+        rows = weight.index_select(0, index.reshape(-1))
+        # to torch a new tensor, not a view of one: the user may change it in place
+        return torch.ops.aten._unsafe_view(rows, index.shape + weight.shape[1:]), anchor
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: None) -> tuple[Tensor | None, ...]:
         anchor, weight, index, *saved = ctx.saved_tensors
         for_logits = for_weight = None
-        n = weight.shape[0]
-        table = weight.reshape(n, -1)
-        g = g.reshape(index.numel(), -1)
+        n, width = weight.shape[0], math.prod(weight.shape[1:])
+        # not -1, which an empty tensor leaves open
+        table, g = weight.reshape(n, width), g.reshape(index.numel(), width)
         if ctx.needs_input_grad[2]:
             at_one_hot = (g @ table.T).reshape(*index.shape, n)
             if ctx.dtype is not None:

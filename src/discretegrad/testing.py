@@ -362,6 +362,11 @@ def check_sampler(row: Estimator, **options: Any) -> None:
         >>> from discretegrad.testing import check_sampler
         >>> check_sampler(discretegrad.get("straight_through"))
     """
+    if not isinstance(row, Estimator) or row.kind != "sampler":
+        raise TypeError(
+            f"check_sampler: expected the row of a sampler, such as discretegrad.get('reinmax'), "
+            f"got {row!r}"
+        )
     for family in row.families:
         case = Case(row, family, options)
         for name, rule in RULES.items():

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .report.folder import write_report
-    from .runs.execute import StackOptions, execute, stack_of_task
+    from .runs.execute import execute, stack_of_task
     from .runs.listener import Listener, Outcome
+    from .runs.options import StackOptions
     from .runs.plan import estimate
     from .runs.store import Saved, Status, Store
     from .stack.config import Run
@@ -36,8 +37,9 @@ __all__ = [
 
 _MODULES = {
     ".report.folder": ("write_report",),
-    ".runs.execute": ("StackOptions", "execute", "stack_of_task"),
+    ".runs.execute": ("execute", "stack_of_task"),
     ".runs.listener": ("Listener", "Outcome"),
+    ".runs.options": ("StackOptions",),
     ".runs.plan": ("estimate",),
     ".runs.store": ("Saved", "Status", "Store"),
     ".stack.config": ("Run",),

@@ -1,14 +1,27 @@
 """The command ``discretegrad``, also as ``python -m discretegrad_lab``."""
 
 import importlib.util
-import io
 import sys
+
+from .watch import streams
 
 NEEDED = ("rich", "safetensors", "typer")
 
 
 def main() -> None:
     """Run the command line, or say how to install what it needs."""
+    streams.guard()
+    try:
+        _run()
+        code: object = 0
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as error:
+        code = error.code
+    sys.exit(streams.end(code if isinstance(code, int) else int(bool(code))))
+
+
+def _run() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(
@@ -17,16 +30,9 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-    for stream in (sys.stdout, sys.stderr):
-        # a question mark is better than no table where a terminal knows only ASCII
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        from .cli import app
+    from .cli import app
 
-        app(prog_name="discretegrad")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    app(prog_name="discretegrad")
 
 
 if __name__ == "__main__":

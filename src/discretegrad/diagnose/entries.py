@@ -75,7 +75,9 @@ def make_entry(problem: Problem, candidate: Any, num_samples: int | None) -> Ent
     options = dict(options)
     row = _row_of(estimator)
     name = estimator if isinstance(estimator, str) else name_of(estimator)
-    samples = options.pop("num_samples", None) or num_samples or (row.min_samples if row else 1)
+    fewest = row.min_samples if row else 1
+    wanted = (options.pop("num_samples", None), num_samples, fewest)
+    samples: int = next(count for count in wanted if count is not None)
     check_count(NAME, "num_samples", samples)
     words = [name, *(f"{key}={plain(value)}" for key, value in options.items())]
     if samples > 1:

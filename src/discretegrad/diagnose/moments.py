@@ -8,11 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .undrawn import SIGNIFICANCE, Undrawn
+
 # the draws are dealt out to so many groups; standard errors come from leaving one out at a time
 _GROUPS = 32
 # fewer groups of draws than this say too little about the distribution of their mean
 _FEWEST_FOR_TEST = 20
 _SIGNS = 10000
+# how finely, and how far, to look for a sufficient number of draws
+_STEP, _STEPS = 1.25, 200
 
 
 class Truth(NamedTuple):
@@ -21,6 +25,8 @@ class Truth(NamedTuple):
     vector: Tensor
     """(numel,) float64."""
     description: str
+    undrawn: Undrawn
+    """What the mean of too few estimates may lack of it."""
     variance: float = 0.0
     """Trace of its covariance."""
     groups: Tensor | None = None
@@ -49,6 +55,8 @@ class Sums:
         """Sum of their errors."""
         self.second = truth.new_zeros(groups)
         """Sum of the squared norms of their errors."""
+        self.size = truth.new_zeros(batch)
+        """Sum of the absolute entries of the estimates, for each batch element."""
         self.cosine = truth.new_zeros(2)
         """Sum of their cosines, each the mean over the batch, and of the squares of these."""
 
@@ -64,6 +72,8 @@ class Sums:
         self.count.index_add_(0, group, finite.to(wide.dtype))
         self.first.index_add_(0, group, error)
         self.second.index_add_(0, group, error.square().sum(-1))
+        size = wide.view(draws, self.batch, -1).abs().sum(-1)
+        self.size += torch.where(finite.unsqueeze(-1), size, 0).sum(0)
         cosine = torch.where(finite, cosine_to(self, wide, self.truth), 0)
         self.cosine += torch.stack([cosine.sum(), cosine.square().sum()])
 
@@ -135,28 +145,67 @@ def _jackknife_square(leave_one_out: list[Tensor]) -> Tensor:
     return (groups - 1) / groups * (values - values.mean(0)).square().sum(0)
 
 
-def p_value_of(sums: Sums, truth: Truth) -> float:
-    """Chance of a mean error of this norm if the expected one is zero.
+class Verdict(NamedTuple):
+    """Whether the mean error is bias."""
+
+    p_value: float
+    """Chance of a mean error of this norm if the expected one is zero."""
+    detected: bool | None
+    """None if there are too few draws to tell."""
+    draws_needed: int | None = None
+    """In that case: draws that would tell, if the error stayed as it is."""
+    missing: float = 0.0
+    """Norm of what the mean may lack, where it is this that leaves the answer open."""
+
+
+def judge(sums: Sums, truth: Truth, num_samples: int) -> Verdict:
+    """Test the mean error against zero.
 
     Without bias the mean error of a group of draws is as likely as its opposite, nearly, because
-    means are nearly normal. So the sum over groups is compared with sums under random signs.
+    means are nearly normal. So the sum over groups is compared with sums under random signs. Means
+    of draws that lack rare outcomes are not nearly normal: what those may add is no bias.
     """
     errors = sums.group_means
     if len(errors) < _FEWEST_FOR_TEST:
-        return math.nan
+        return Verdict(math.nan, None, _FEWEST_FOR_TEST)
     if truth.groups is not None:
         if len(truth.groups) != len(errors):
-            return math.nan
+            return Verdict(math.nan, None)
         errors = errors + truth.vector - truth.groups
     square = float(errors.mean(0).square().sum())
-    scale = max(float(truth.vector @ truth.vector), float(sums.second.sum() / sums.count.sum()))
+    draws = float(sums.count.sum())
+    scale = max(float(truth.vector @ truth.vector), float(sums.second.sum()) / draws)
+    if math.isnan(square):
+        return Verdict(math.nan, None)
     if square <= sums.rounding**2 * scale:
-        return 1.0
+        return Verdict(1.0, False)
     signs = _signs(_SIGNS, len(errors)).to(errors)
     squares = ((signs @ (errors @ errors.T)) * signs).sum(-1) / len(errors) ** 2
-    # signs that are all alike give the same sum, up to rounding
-    as_large = int((squares >= square * (1 - 1e-9)).sum())
-    return (1 + as_large) / (1 + len(signs))
+
+    def p_value(factor: float, missing: float) -> float:
+        # signs that are all alike give the same sum, up to rounding
+        as_large = int((squares / factor + missing >= square * (1 - 1e-9)).sum())
+        return (1 + as_large) / (1 + len(squares))
+
+    def missing(factor: float) -> float:
+        """Squared norm of what the mean of so many times the draws may lack."""
+        return truth.undrawn.missing_square(factor * draws * num_samples, sums.size / draws)
+
+    naive = p_value(1, 0)
+    if naive >= SIGNIFICANCE:
+        return Verdict(naive, False)
+    for factor in (_STEP**n for n in range(_STEPS)):
+        if p_value(factor, missing(factor)) < SIGNIFICANCE:
+            break
+    if factor == 1:
+        return Verdict(naive, True)
+    return Verdict(naive, None, _rounded_up(draws * factor), math.sqrt(missing(1)))
+
+
+def _rounded_up(x: float) -> int:
+    """To two digits."""
+    unit = int(10 ** max(0, math.floor(math.log10(x)) - 1))
+    return math.ceil(x / unit) * unit
 
 
 @cache

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .result import Diagnosis
+from .table import few_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +23,10 @@ def plot(result: Diagnosis) -> "Figure":
     figure = Figure(figsize=(10, 1.6 + 0.5 * max(1, len(rows))), layout="constrained")
     errors, cosines = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))
-    known = [(y, row) for y, row in zip(places, rows, strict=True) if row.bias_detected]
-    unknown = [(y, row) for y, row in zip(places, rows, strict=True) if not row.bias_detected]
+    known, absent, untold = (
+        [(y, row) for y, row in zip(places, rows, strict=True) if row.bias_detected is detected]
+        for detected in (True, False, None)
+    )
     style: dict[str, Any] = {"height": 0.36, "edgecolor": "black"}
     errors.barh(
         [y - 0.19 for y in places],
@@ -43,14 +46,18 @@ def plot(result: Diagnosis) -> "Figure":
         **style,
     )
     # an arrow to the left says: at most this
-    errors.plot(
-        [(row.bias_bound or math.nan) ** 2 for _, row in unknown],
-        [y + 0.19 for y, _ in unknown],
-        linestyle="none",
-        marker="<",
-        color="black",
-        label="squared bias, at most (may be zero)",
-    )
+    for marker, label, bounded in (
+        ("<", "squared bias, at most (may be zero)", absent),
+        ("$?$", "the same, too few draws to tell", untold),
+    ):
+        errors.plot(
+            [_or_nan(row.bias_bound) ** 2 for _, row in bounded],
+            [y + 0.19 for y, _ in bounded],
+            linestyle="none",
+            marker=marker,
+            color="black",
+            label=label if bounded else None,
+        )
     if any(row.variance for row in rows):
         errors.set_xscale("log")
     errors.set_yticks(list(places), [row.label for row in rows])
@@ -80,6 +87,8 @@ def plot(result: Diagnosis) -> "Figure":
     missing = ", ".join(row.label for row in result.rows if not row.applicable)
     if missing:
         caption += f"\nNot applicable: {missing}."
+    for _, row in untold:
+        caption += f"\n{row.label}: {few_draws(row)}."
     figure.supxlabel(caption, fontsize="small")
     return figure
 

@@ -54,7 +54,6 @@ class Problem(NamedTuple):
 def pose(arguments: Arguments) -> Problem:
     """Check the arguments and find, from one call of f with two equal samples, the batch shape."""
     logits, f, family, mask, generator, chunk_size, vectorize = arguments
-    _check_order(logits, f)
     kind = get_family(NAME, family)
     check_objective(NAME, f)
     check_flag(NAME, "vectorize", vectorize)
@@ -94,11 +93,16 @@ def pose(arguments: Arguments) -> Problem:
     )
 
 
-def _check_order(logits: object, f: object) -> None:
-    if isinstance(f, Tensor) and not isinstance(logits, Tensor) and callable(logits):
+def check_order(logits: object, f: object, estimators: object) -> None:
+    """None of the first three arguments stands in the place of another."""
+    others = (f, estimators)
+    swapped = not isinstance(logits, Tensor) and any(isinstance(x, Tensor) for x in others)
+    swapped |= not callable(f) and any(callable(x) for x in (logits, estimators))
+    if swapped:
+        came = ", ".join(type(x).__name__ for x in (logits, f, estimators))
         raise TypeError(
-            f"{NAME}: expected the logits first and then f, got a function first. Write "
-            "discretegrad.diagnose(logits, f, ...)."
+            f"{NAME}: expected first the logits, a tensor, then f, a function, then the "
+            f"estimators, a list, got ({came}). Write discretegrad.diagnose(logits, f, estimators)."
         )
 
 

@@ -11,6 +11,7 @@ from .entries import make_entry
 from .moments import Truth, variance_of
 from .problem import NAME, Problem
 from .progress import Bar
+from .undrawn import undrawn_by_enumeration, undrawn_by_gradient, wide
 
 _SAMPLES = 16
 
@@ -21,23 +22,36 @@ def find_truth(
     """The gradient to compare with, as the user's ``reference`` says."""
     if isinstance(reference, Tensor):
         _check_gradient(reference, problem.logits)
-        return Truth(_wide(reference.detach()).flatten(), "a given tensor, taken as exact")
+        given = wide(reference.detach()).flatten()
+        undrawn = undrawn_by_gradient(problem, given)
+        return Truth(given, "a given tensor, taken as exact", undrawn)
     outcomes = problem.outcomes
     is_auto = isinstance(reference, str) and reference == "auto"
     if reference == "exact" or (is_auto and outcomes <= max_outcomes and not problem.is_random):
         bar.start("reference", 1)
-        gradient = exact_gradient(
-            problem.logits,
-            problem.f,
-            family=problem.family,
-            mask=problem.mask,
-            max_outcomes=max_outcomes,
-            chunk_size=problem.draws_at_once(1),
-            vectorize=problem.vectorize,
-        )
+        gradient = _enumerated_gradient(problem, max_outcomes).flatten()
+        undrawn = undrawn_by_enumeration(problem) or undrawn_by_gradient(problem, gradient)
         bar.advance(1)
-        return Truth(_wide(gradient).flatten(), f"exact, {outcomes} joint outcomes enumerated")
+        return Truth(gradient, f"exact, {outcomes} joint outcomes enumerated", undrawn)
     return _long_run(problem, "leave_one_out" if is_auto else reference, draws, bar)
+
+
+def _enumerated_gradient(problem: Problem, max_outcomes: int) -> Tensor:
+    """In float64, from what f gives for samples in the dtype of the logits."""
+    logits = wide(problem.logits)
+
+    def f(sample: Tensor) -> Tensor:
+        return problem.f(sample.to(problem.logits)).to(sample.device)
+
+    return exact_gradient(
+        logits,
+        f,
+        family=problem.family,
+        mask=None if problem.mask is None else problem.mask.to(logits.device),
+        max_outcomes=max_outcomes,
+        chunk_size=problem.draws_at_once(1),
+        vectorize=problem.vectorize,
+    )
 
 
 def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Truth:
@@ -52,7 +66,7 @@ def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Trut
         )
     check_draws(draws)
     bar.start("reference", draws)
-    centre = torch.zeros_like(_wide(problem.logits)).flatten()
+    centre = torch.zeros_like(wide(problem.logits)).flatten()
     sums = collect(problem, entry, centre, draws, bar.advance)
     finite = int(sums.count.sum())
     if finite < draws:
@@ -67,6 +81,7 @@ def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Trut
     return Truth(
         first / count,
         f"mean of {draws} draws of {entry.label}",
+        undrawn_by_gradient(problem, first / count),
         float(variance_of(count, first, second) / count),
         sums.group_means,
         others - first / count,
@@ -93,8 +108,3 @@ def _check_gradient(reference: Tensor, logits: Tensor) -> None:
         )
     if not reference.isfinite().all():
         raise ValueError(f"{NAME}: expected a finite reference gradient, got NaN or inf")
-
-
-def _wide(x: Tensor) -> Tensor:
-    # Apple GPUs have no float64
-    return x.cpu().double() if x.device.type == "mps" else x.double()

@@ -46,15 +46,22 @@ class DiagnosisRow:
     bias_standard_error: float | None = None
     """None where the bias may be zero: there its error is not symmetric. See ``bias_bound``."""
     bias_bound: float | None = None
-    """Root of ``bias_squared`` and two of its standard errors."""
+    """Root of ``bias_squared`` and two of its standard errors; with too few draws also what
+    outcomes that are too rare to rely on may add."""
     bias_squared: float | None = None
     """Squared norm of the mean error, less what noise alone adds to it; never below 0."""
     bias_squared_standard_error: float | None = None
     """Too large by up to a factor of 1.4 where there is no bias."""
     bias_p_value: float | None = None
-    """Chance of so large a mean error without any bias; no less than 1 in 10001."""
+    """Chance of so large a mean error without any bias, if means are nearly normal; no less than
+    1 in 10001."""
     bias_detected: bool | None = None
-    """Whether the bias is distinguishable from zero: a p-value below 0.001."""
+    """Whether the bias is distinguishable from zero: a p-value below 0.001, and more than rare
+    outcomes could explain. None if there are too few draws to tell."""
+    verdict: str | None = None
+    """The same in words: ``"biased"``, ``"no bias found"`` or ``"too few draws"``."""
+    draws_needed: int | None = None
+    """With too few draws: about so many would tell, if the mean error stayed as it is."""
     variance: float | None = None
     """Of one estimate, summed over all logits."""
     variance_standard_error: float | None = None
@@ -153,7 +160,8 @@ class Diagnosis:
 
         Returns:
             A head, a line for each estimator, and a legend. ``*`` marks the smallest mean squared
-            error; ``<`` stands before a bound, where the bias may be zero.
+            error; ``<`` stands before a bound, where the bias may be zero, and ``?`` before a mean
+            error that says nothing yet, because the draws are too few.
         """
         from .table import table
 
@@ -184,7 +192,9 @@ class Diagnosis:
         if by in ("cosine", "cosine_of_mean"):
             return max(rows, key=lambda row: getattr(row, by))
         if by == "bias":
-            return min(rows, key=lambda row: (row.bias if row.bias_detected else 0, row.variance))
+            return min(
+                rows, key=lambda row: (0 if row.bias_detected is False else row.bias, row.variance)
+            )
         return min(rows, key=lambda row: getattr(row, by))
 
     def to_dicts(self) -> list[dict[str, Any]]:

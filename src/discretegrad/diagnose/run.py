@@ -12,14 +12,14 @@ from ..families import FamilyLike
 from .cost import count_evaluations, measure_seconds
 from .draws import collect
 from .entries import Candidate, Candidates, Entry, make_entries, plain
-from .moments import Sums, Truth, moments, p_value_of, standard_errors
-from .problem import NAME, Arguments, Problem, pose
+from .moments import Sums, Truth, Verdict, judge, moments, standard_errors
+from .problem import NAME, Arguments, Problem, check_order, pose
 from .progress import Bar, shown
 from .reference import check_draws, find_truth
 from .result import Diagnosis, DiagnosisRow
 
-_SIGNIFICANCE = 1e-3
 _REFERENCE_RATIO = 4
+_WORDS = {True: "biased", False: "no bias found", None: "too few draws"}
 
 
 def diagnose(
@@ -58,6 +58,11 @@ def diagnose(
     true gradient is zero are left out. Against a reference that is a long run, cosines are lower
     than the truth, by a factor of about $1 - V_g / 2 |g|^2$. Standard errors are those of the
     jackknife over 32 groups of draws.
+
+    A mean error counts as bias only if it is more than chance gives in one of 1000 cases, and more
+    than outcomes can explain that are too rare for the number of draws: at confident logits all
+    draws may be alike, and their spread then says nothing about what was not drawn. Where rare
+    outcomes could explain it, the verdict is ``"too few draws"``, with the number that would tell.
 
     Nothing of yours is changed: no ``.grad``, no mode, and estimators that are modules are copied
     and put into evaluation mode. f itself is called as it is: put a model with dropout or batch
@@ -115,6 +120,7 @@ def diagnose(
         >>> result.best("bias").label, result["reinmax"].bias_detected
         ('reinmax', False)
     """
+    check_order(logits, f, estimators)
     counts = {"num_draws": num_draws, "max_outcomes": max_outcomes, "num_samples": num_samples}
     counts |= {"chunk_size": chunk_size, "reference_draws": reference_draws}
     for option, value in counts.items():
@@ -165,7 +171,8 @@ def _row(problem: Problem, entry: Entry, draws: int, truth: Truth, bar: Bar) -> 
         # f and the logits are known to be good, so it is the estimator that cannot
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return _replace(start, status=f"not applicable: {lines[0]}")
-    measures = _measures(sums, truth, evaluations, seconds)
+    verdict = judge(sums, truth, entry.num_samples)
+    measures = _measures(sums, truth, verdict, (evaluations, seconds))
     return _replace(start, evaluations=evaluations, slopes=slopes, seconds=seconds, **measures)
 
 
@@ -177,7 +184,9 @@ def _replace(row: DiagnosisRow, **changes: Any) -> DiagnosisRow:
     return DiagnosisRow(**{**vars(row), **plain})
 
 
-def _measures(sums: Sums, truth: Truth, evaluations: int | None, seconds: float) -> dict[str, Any]:
+def _measures(
+    sums: Sums, truth: Truth, verdict: Verdict, cost: tuple[int | None, float]
+) -> dict[str, Any]:
     """Everything that follows from the sums, as fields of a row; NaN where undefined."""
     count = float(sums.count.sum())
     counts: dict[str, Any] = {"draws": int(count), "nonfinite": sums.seen - int(count)}
@@ -187,8 +196,8 @@ def _measures(sums: Sums, truth: Truth, evaluations: int | None, seconds: float)
     errors = [float(x) for x in standard_errors(sums, truth)]
     bias_squared = max(0.0, bias_squared)
     mse = variance + bias_squared
-    p_value = p_value_of(sums, truth)
-    detected = None if math.isnan(p_value) else p_value < _SIGNIFICANCE
+    evaluations, seconds = cost
+    detected = verdict.detected
     bias = math.sqrt(bias_squared)
     lasting = 0.0 if detected is False else bias_squared
     cosine, square = (float(x) / count for x in sums.cosine)
@@ -198,11 +207,13 @@ def _measures(sums: Sums, truth: Truth, evaluations: int | None, seconds: float)
         **counts,
         "bias": bias,
         "bias_standard_error": errors[1] / (2 * bias) if detected and bias else math.nan,
-        "bias_bound": math.sqrt(bias_squared + 2 * errors[1]),
+        "bias_bound": math.sqrt(bias_squared + 2 * errors[1]) + verdict.missing,
         "bias_squared": bias_squared,
         "bias_squared_standard_error": errors[1],
-        "bias_p_value": p_value,
+        "bias_p_value": verdict.p_value,
         "bias_detected": detected,
+        "verdict": _WORDS[detected],
+        "draws_needed": verdict.draws_needed,
         "variance": variance,
         "variance_standard_error": errors[0],
         "mse": mse,

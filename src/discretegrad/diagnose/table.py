@@ -5,11 +5,12 @@ import textwrap
 from .result import Diagnosis, DiagnosisRow
 
 _LEGEND = """\
-bias: norm of the mean error; < marks a bound where it may be zero (two standard errors). variance,
-mse: of one estimate, over all logits. +-: one standard error. cosine: of one estimate to the true
-gradient; of mean: of the mean of all draws. f, df: evaluations of f and of its gradient for one
-estimate; ms: its time. mse/f, mse/s: what one evaluation of f, one second buys: squared bias +
-variance x cost. *: smallest mse."""
+bias: norm of the mean error; < marks a bound where it may be zero (two standard errors), ? a mean
+error that rare outcomes may explain (too few draws). variance, mse: of one estimate, over all
+logits. +-: one standard error. cosine: of one estimate to the true gradient; of mean: of the mean
+of all draws. f, df: evaluations of f and of its gradient for one estimate; ms: its time. mse/f,
+mse/s: what one evaluation of f, one second buys: squared bias + variance x cost. *: smallest
+mse."""
 
 
 def table(result: Diagnosis, relative: bool) -> str:
@@ -39,6 +40,8 @@ def table(result: Diagnosis, relative: bool) -> str:
             cells.append(textwrap.shorten(row_or_none.status, 110, placeholder=" ..."))
         if row_or_none is not None and row_or_none.nonfinite:
             cells.append(f"({row_or_none.nonfinite} not finite)")
+        if row_or_none is not None and row_or_none.verdict == "too few draws":
+            cells.append(f"({few_draws(row_or_none)})")
         text.append("  ".join(cells).rstrip())
     return "\n".join([*head, "", *text, "", _LEGEND])
 
@@ -49,6 +52,8 @@ def _cells(row: DiagnosisRow, scale: float) -> list[str]:
 
     if row.bias_detected is False:
         bias = ["<" + scaled(row.bias_bound, 1), ""]
+    elif row.bias_detected is None:
+        bias = ["?" + scaled(row.bias, 1), ""]
     else:
         bias = [scaled(row.bias, 1), scaled(row.bias_standard_error, 1)]
     return [
@@ -66,6 +71,12 @@ def _cells(row: DiagnosisRow, scale: float) -> list[str]:
         scaled(row.mse_per_evaluation, 2),
         scaled(row.mse_per_second, 2),
     ]
+
+
+def few_draws(row: DiagnosisRow) -> str:
+    """That the draws are too few, and how many are not."""
+    needed = row.draws_needed
+    return "too few draws" + ("" if needed is None else f", about {needed} would tell")
 
 
 def _digits(x: float | None, digits: int = 3) -> str:

@@ -13,7 +13,7 @@ from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate
 from .._tree import (
     Nodes,
     Tree,
-    chance_of_right,
+    chances,
     leaf_of,
     make_nodes,
     reaches,
@@ -81,20 +81,23 @@ def disarm_tree(
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     check_pairs(problem, "leave_one_out")
-    probs = problem.point
-    nodes = make_nodes(probs.to(widest(probs.device)), tree)
+    probs = problem.point.to(widest(problem.point.device))
+    nodes = make_nodes(probs, tree)
     drawn = _draw_pairs(problem, nodes, tree)
 
     def gradient(values: Tensor) -> Tensor:
-        chance, leaves = chance_of_right(nodes).to(probs.dtype), drawn.chunk(2)
+        leaves, left, right = drawn.chunk(2), *chances(nodes)
         on_path, on_other = (reaches(nodes, leaf) for leaf in leaves)
-        b, b_other = ((leaf >= nodes.split).to(chance.dtype) for leaf in leaves)
-        both = (b - b_other) * torch.maximum(chance, 1 - chance)
-        alone = torch.where(on_path, b - chance, chance - b_other)
-        weight = torch.where(on_path & on_other, both, alone)
+        b, b_other = (leaf >= nodes.split for leaf in leaves)
+        both = (b.long() - b_other.long()) * torch.maximum(left, right)
+        # b - rho, where b is 1 from the chance of going left
+        of_each = [torch.where(goes_right, left, -right) for goes_right in (b, b_other)]
+        weight = torch.where(
+            on_path & on_other, both, torch.where(on_path, of_each[0], -of_each[1])
+        )
         weight = torch.where(on_path | on_other, weight, 0)
         f_z, f_other = values.chunk(2)
-        return to_logits(nodes, probs, weighted((f_z - f_other) / 2, weight))
+        return to_logits(nodes, tree, probs, weighted((f_z - f_other) / 2, weight))
 
     return estimate(problem, drawn, gradient)
 
@@ -103,9 +106,9 @@ def _draw_pairs(problem: Problem, nodes: Nodes, tree: Tree) -> Tensor:
     if problem.given is not None:
         check_antithetic(problem, repeats_unlikely(nodes, *problem.given.chunk(2)))
         return problem.given
-    chance = chance_of_right(nodes)
-    u = uniform((problem.num_samples // 2, *chance.shape), chance.dtype, problem.call)
-    return torch.cat([leaf_of(u < chance, tree), leaf_of(u >= 1 - chance, tree)])
+    left, right = chances(nodes)
+    u = uniform((problem.num_samples // 2, *right.shape), right.dtype, problem.call)
+    return torch.cat([leaf_of(u < right, tree), leaf_of(u >= left, tree)])
 
 
 ROW = score_row(

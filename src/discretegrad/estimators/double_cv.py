@@ -71,7 +71,7 @@ def double_cv(
         >>> logits.grad  # exact, because f is linear
         tensor([0.2500, 0.5000, 1.0000])
     """
-    check_coefficient("double_cv", "alpha", alpha)
+    alpha = check_coefficient("double_cv", "alpha", alpha)
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     drawn, covariance = draw(problem), problem.family.covariance

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._checks import check_hard
+from .._checks import check_hard, is_word
 from .._row import sampler_row
 from .._types import Backend, Method, Temperature
 from ..families import FamilyLike
@@ -75,7 +75,7 @@ def gapped(
 
 
 def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
-    if gap != "p":
+    if not is_word(gap, "p"):
         if isinstance(gap, bool) or not isinstance(gap, (int, float)):
             raise TypeError(f'gapped: expected gap to be a number or "p", got {gap!r}')
         if not 0 <= gap < math.inf:
@@ -87,9 +87,11 @@ def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
 def _formula(draw: Draw, gap: float | Literal["p"]) -> Gradient:
     family, variables, drawn, _ = draw
     if gap == "p":
-        prob = family.probability(drawn, variables.point) * (1 - 1e-5)
-        prob = prob.clamp_min(torch.finfo(prob.dtype).tiny)
-        lead: Tensor | float = -torch.log1p(-prob) / prob
+        point = variables.point
+        # 1 - P from what is not drawn; as a function of it alone the gap forgives its rounding
+        rest = family.other_probability(drawn, point) + 1e-5 * family.probability(drawn, point)
+        rest = rest.clamp_max(1 - torch.finfo(rest.dtype).eps)
+        lead: Tensor | float = -torch.log(rest) / (1 - rest)
     else:
         lead = gap
     moved = family.natural(variables)

@@ -106,7 +106,7 @@ def _gradient(
         else:
             noise = source.narrow(-1, first, size).movedim(-1, 0)
         relaxed = family.point(family.perturbed(scale, drawn, noise) / tau)
-        total += family.covariance(relaxed, g).sum(0)
+        total += family.covariance(relaxed, g, centred=True).sum(0)
     return total / (count * tau)
 
 

@@ -73,7 +73,7 @@ def mean_baseline(
 
 def _rule(order: int = 2, as_released: bool = False) -> Rule:
     check_flag("mean_baseline", "as_released", as_released)
-    if isinstance(order, bool) or order not in (1, 2) or (as_released and order != 2):
+    if type(order) is not int or order not in (1, 2) or (as_released and order != 2):
         raise ValueError(
             f"mean_baseline: expected order 1 or 2, and 2 with as_released=True, got {order!r}"
         )
@@ -91,21 +91,21 @@ def _formula(draw: Draw, form: str) -> Gradient:
 def _gradient(family: Family, form: str, g: Tensor, drawn: Tensor, *saved: Tensor) -> Tensor:
     point, prob, *allowed = saved
     n = allowed[0].sum(-1, keepdim=True) if allowed else 2  # a bit has two values in any case
-    if form == "released":
-        mean = family.mean(point)
-        at_draw = family.sample(point, drawn) * mean * g
-        first_order = (at_draw - family.dot(mean, g) * mean) / (n * prob + 1e-12)
-    else:
-        g = family.centre(g, drawn)
-        weight = 1 / (n * prob.clamp_min(torch.finfo(prob.dtype).tiny))
-        first_order = family.covariance(point, g) * weight
+    if form != "released":
+        least = torch.finfo(prob.dtype).tiny
+        first_order = family.covariance(point, g).div_(n * prob.clamp_min(least))
     if form == "first":
         return first_order
+    residual = family.residual(drawn, point)
+    if form == "released":
+        mean, z = family.mean(point), family.sample(point, drawn)
+        slope = family.dot(family.centre(g, drawn), residual)  # g - p.g at the draw
+        first_order = torch.where(z > 0, slope, -family.dot(mean, g)) * mean / (n * prob + 1e-12)
     if allowed:
         advantage = g.gather(-1, drawn) - row_sum(torch.where(allowed[0], g, 0)) / n
     else:
         advantage = torch.where(drawn, g, -g) / 2
-    return (advantage * family.residual(drawn, point) + first_order) / 2
+    return first_order.addcmul_(advantage, residual).div_(2)
 
 
 ROW = sampler_row(

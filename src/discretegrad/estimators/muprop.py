@@ -74,8 +74,8 @@ def muprop(
         >>> logits.grad  # exact, because f is linear
         tensor([-0.4444, -0.1111,  0.5556])
     """
-    check_coefficient("muprop", "offset", offset)
-    check_coefficient("muprop", "slope", slope)
+    offset = check_coefficient("muprop", "offset", offset)
+    slope = check_coefficient("muprop", "slope", slope)
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     drawn, point, covariance = draw(problem), problem.point, problem.family.covariance

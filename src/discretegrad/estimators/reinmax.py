@@ -87,7 +87,7 @@ def reinmax(
     """
     check_hard("reinmax", hard)
     request = Request(logits, tau, family, given, None, None, dim, mask, generator, backend)
-    return sample(_RULE, request)
+    return sample(RULE, request)
 
 
 def _formula(draw: Draw) -> Gradient:
@@ -108,12 +108,12 @@ def _gradient(
     return family.covariance(tempered, g) + (second - family.covariance(point, g)) / 2
 
 
-_RULE = Rule("reinmax", _formula, Method("reinmax"), least_tau=0.5)
+RULE = Rule("reinmax", _formula, Method("reinmax"), least_tau=0.5)
 ROW = sampler_row(
     name="reinmax",
     label="ReinMax",
     function=reinmax,
-    rule=lambda: _RULE,
+    rule=lambda: RULE,
     any_family=True,
     exact_for="quadratic",
     bias="second order: none for quadratic f at tau 1",

@@ -94,13 +94,13 @@ def rodeo(
     drawn, learned = draw(problem), learned_tensors(control, alpha, beta)
 
     def gradient(values: Tensor, slopes: Tensor) -> Tensor:
-        check_coefficient("rodeo", "alpha", alpha, values.shape[1:])
-        check_coefficient("rodeo", "beta", beta, values.shape[1:])
+        for_f = check_coefficient("rodeo", "alpha", alpha, values.shape[1:])
+        for_gradient = check_coefficient("rodeo", "beta", beta, values.shape[1:])
         joint = joint_samples(problem, drawn, values, slopes)
         of_f, of_gradient = stein_operator(problem, joint, network, can_learn(learned))
-        adjusted = others_mean(values + aligned(alpha, of_f) * of_f)
+        adjusted = others_mean(values + aligned(for_f, of_f) * of_f)
         of_samples = spread(values - adjusted, joint.centred) * joint.centred
-        of_samples = of_samples + aligned(beta, of_gradient) * of_gradient
+        of_samples = of_samples + aligned(for_gradient, of_gradient) * of_gradient
         return of_samples.mean(0).reshape(problem.point.shape)
 
     return estimate_with_slopes(problem, drawn, gradient, learned)

@@ -95,12 +95,19 @@ class Family(ABC):
         """The mean of a sample."""
 
     @abstractmethod
-    def covariance(self, point: Tensor, g: Tensor) -> Tensor:
-        """The covariance of a sample times ``g``."""
+    def covariance(self, point: Tensor, g: Tensor, *, centred: bool = False) -> Tensor:
+        """The covariance of a sample times ``g``, to a rounding of the result's largest entry.
+
+        With ``centred``, ``g`` is already zero where the mean is largest, which saves a pass.
+        """
 
     @abstractmethod
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """The sample minus its mean."""
+        """The sample minus its mean, each entry to a rounding of itself, however certain the draw.
+
+        Where the sample is 1, that is the probability of all other draws and not 1 minus the
+        mean: nothing would be left of the latter in float32 from a logit of 17 on.
+        """
 
     @abstractmethod
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
@@ -113,6 +120,10 @@ class Family(ABC):
     @abstractmethod
     def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of the draw."""
+
+    @abstractmethod
+    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of all other draws, to a rounding of itself."""
 
     def tempered(self, variables: Variables) -> Tensor:
         """The point of ``logits / tau``."""
@@ -148,7 +159,10 @@ class Family(ABC):
 
     @abstractmethod
     def relaxed(self, natural: Tensor) -> Tensor:
-        """The mean of natural parameters, differentiable as often as one likes."""
+        """The mean of natural parameters, differentiable as often as one likes.
+
+        The derivatives hold to a rounding of their largest entry.
+        """
 
     @abstractmethod
     def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
@@ -174,12 +188,15 @@ class Family(ABC):
         """How many values one variable has."""
 
     @abstractmethod
-    def outcome(self, digits: Tensor, logits: Tensor) -> Tensor:
-        """Samples by the numbers of their values, in the dtype of the logits."""
+    def outcome(self, digits: Tensor) -> Tensor:
+        """The draws of values by their numbers."""
 
     @abstractmethod
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
-        """The log-probability of each variable's value, attached to the logits."""
+        """The log-probability of each variable's value, attached to the logits.
+
+        Its derivatives hold to a rounding of their largest entry, however certain the value.
+        """
 
     def __repr__(self) -> str:
         return f"family {self.name!r}"

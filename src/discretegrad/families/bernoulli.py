@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import check_logits, check_mask, check_tau, values_are_checked
+from .._checks import check_dense, check_logits, check_mask, check_tau, values_are_checked
 from .._math import compute_dtype, sigmoid, sigmoid_and_rest
 from .._random import uniform, widest
 from .._seeded import seeded_logistic
@@ -29,7 +29,7 @@ class Bernoulli(Family):
         """See ``Family``."""
         name, logits, tau, dim, mask, _ = call
         check_logits(name, logits)
-        if dim != -1:
+        if not isinstance(dim, int) or dim != -1:
             raise ValueError(
                 f"{name}: expected no dim for family='bernoulli', whose logits have no category "
                 f"axis, got dim={dim!r}"
@@ -85,7 +85,7 @@ class Bernoulli(Family):
         """The probability of the value 1."""
         return sigmoid(point)
 
-    def covariance(self, point: Tensor, g: Tensor) -> Tensor:
+    def covariance(self, point: Tensor, g: Tensor, *, centred: bool = False) -> Tensor:
         """``p (1 - p) g``."""
         return sigmoid(point) * sigmoid(-point) * g
 
@@ -106,6 +106,10 @@ class Bernoulli(Family):
     def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of the drawn value."""
         return sigmoid(torch.where(drawn, point, -point))
+
+    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of the other value."""
+        return sigmoid(torch.where(drawn, -point, point))
 
     def draw_noise(
         self, variables: Variables, generator: torch.Generator | None, count: int | None = None
@@ -169,9 +173,9 @@ class Bernoulli(Family):
         """Two values."""
         return 2
 
-    def outcome(self, digits: Tensor, logits: Tensor) -> Tensor:
-        """The digits themselves."""
-        return digits.to(logits.dtype)
+    def outcome(self, digits: Tensor) -> Tensor:
+        """The digits as booleans."""
+        return digits != 0
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each bit's value."""
@@ -203,6 +207,7 @@ def check_bit_values(name: str, value: Tensor, logits: Tensor, count: int | None
     if not isinstance(value, Tensor) or value.is_complex():
         came = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name}: expected given to be a 0/1 tensor, got {came}")
+    check_dense(name, "given", value)
     wanted, words = logits.shape, "the logits' shape"
     if count is not None:
         wanted, words = torch.Size((count, *wanted)), "(num_samples, *the logits' shape)"

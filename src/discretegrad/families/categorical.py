@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import check_dim, check_logits, check_mask, check_tau, values_are_checked
+from .._checks import (
+    check_dense,
+    check_dim,
+    check_logits,
+    check_mask,
+    check_tau,
+    values_are_checked,
+)
 from .._math import compute_dtype, row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
@@ -160,16 +167,35 @@ class Categorical(Family):
         """The probabilities."""
         return point
 
-    def covariance(self, point: Tensor, g: Tensor) -> Tensor:
-        """``p g - p (p.g)``."""
+    def covariance(self, point: Tensor, g: Tensor, *, centred: bool = False) -> Tensor:
+        """``p (g - p.g)``.
+
+        Where one p is nearly 1, the mean ``p.g`` is nearly its g, and their difference would be
+        rounding. Of what remains of g after a first mean is subtracted, that g is about as small as
+        the result; the mean of the remainder is then exact enough to be subtracted from it.
+        """
+        if not centred:
+            g = g - row_sum(point * g)
         product = point * g
         if transforming():  # which have no rule for the faster form
             return product - point * row_sum(product)
         return product.addcmul_(point, row_sum(product), value=-1)
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """``z - p``."""
-        return self.sample(point, drawn) - point
+        """``-p``, and at the drawn category the sum of the other p."""
+        others = self._others(drawn, point)
+        rest = row_sum(others)
+        if compiling() or transforming():
+            return self.sample(point, drawn) * rest - others
+        return others.neg_().scatter_(-1, drawn.expand(rest.shape), rest)
+
+    def _others(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probabilities, 0 at the drawn category."""
+        if compiling() or transforming():
+            return point - self.sample(point, drawn) * point
+        rows = torch.broadcast_shapes(drawn.shape[:-1], point.shape[:-1])
+        zero_at = drawn.expand(*rows, 1)
+        return point.expand(*rows, point.shape[-1]).scatter(-1, zero_at, 0.0)
 
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over the categories."""
@@ -182,6 +208,10 @@ class Categorical(Family):
     def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of the drawn category, (..., 1)."""
         return point.gather(-1, drawn)
+
+    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The sum of the probabilities of the other categories, (..., 1)."""
+        return row_sum(self._others(drawn, point))
 
     def draw_noise(
         self, variables: Variables, generator: torch.Generator | None, count: int | None = None
@@ -229,11 +259,12 @@ class Categorical(Family):
 
     def relaxed(self, natural: Tensor) -> Tensor:
         """Their softmax."""
-        return natural.softmax(-1)
+        return _below_largest(natural)[0].softmax(-1)
 
     def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
-        """``g``, and at the drawn category, relative to which ``perturbed`` is, minus its sum."""
-        return g.scatter_add(-1, drawn, -g.sum(-1, keepdim=True))
+        """``g``, and minus its sum at the drawn category, relative to which ``perturbed`` is."""
+        others = g.scatter(-1, drawn, 0.0)
+        return others.scatter(-1, drawn, -row_sum(others))
 
     def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
         """``perturbed`` depends on the log-probabilities, and they on the logits."""
@@ -253,13 +284,26 @@ class Categorical(Family):
         """The number of categories."""
         return logits.shape[-1]
 
-    def outcome(self, digits: Tensor, logits: Tensor) -> Tensor:
-        """Their one-hots."""
-        return torch.nn.functional.one_hot(digits, logits.shape[-1]).to(logits.dtype)
+    def outcome(self, digits: Tensor) -> Tensor:
+        """The digits as an index."""
+        return digits.unsqueeze(-1)
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of the category of each variable."""
-        return torch.where(sample > 0, logits.log_softmax(-1), 0).sum(-1)
+        below, is_largest = _below_largest(logits)
+        rest = torch.where(is_largest, 0, below.exp()).sum(-1, keepdim=True)
+        return torch.where(sample > 0, below - torch.log1p(rest), 0).sum(-1)
+
+
+def _below_largest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each entry lies below the largest of its row, and which one that is.
+
+    The largest itself is a constant zero here, so it gets minus the gradients of all others, which
+    are small where it is far above them, and no gradient of its own, which would cancel with them.
+    """
+    top = x.detach().argmax(-1, keepdim=True)
+    is_largest = torch.arange(x.shape[-1], device=x.device) == top
+    return torch.where(is_largest, 0, x - x.gather(-1, top)), is_largest
 
 
 def _constant(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -314,6 +358,7 @@ def check_index(name: str, index: Tensor, logits: Tensor, count: int | None = No
             f"{name}: expected given to be an int64 tensor of categories, got {came}. "
             "Convert an index with .long(), a one-hot sample with .argmax(dim)."
         )
+    check_dense(name, "given", index)
     shape = logits.shape[:-1]
     wanted, words = shape, "the logits' shape without the category axis"
     if count is not None:

@@ -220,7 +220,7 @@ class LongRows(NamedTuple):
     at_draw: Tensor
     """float32, (rows,): the gradient at the draw."""
     sums: Tensor
-    """float32, (5, rows): zero before the first part."""
+    """float32, (8, rows): zero before the first part."""
 
 
 def sums_part(known: LongRows, g: Tensor, logits: Tensor, first_column: int) -> None:

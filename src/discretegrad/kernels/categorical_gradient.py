@@ -3,11 +3,17 @@ r"""The kernel for the gradient of the categorical samplers, all but ``gumbel_ra
 With $m = \max_j l_j$, $w_j = e^{l_j - m}$ and $Z = \sum_j w_j$, so that $p = w / Z$, every sampler
 turns the gradient g at its draw k, taken relative to the draw as $h = g - g_k$, into
 
-$$\hat\nabla_j = e_j (a_1 h_j + a_0) + p_j (b_1 h_j + b_0) + c\, z_j$$
+$$\hat\nabla_j = e_j (a_1 h_j + a_0) + p_j (b_1 h_j + b_0) \quad (j \ne k), \qquad
+\hat\nabla_k = c$$
 
 with further weights $e$ (of the tempered, gapped or perturbed softmax) and five numbers per row
 that depend on sums over the row alone: of $e$, $e h$, $w h$ and, for the mean baseline, h.
 ``formulas`` says which of the terms a sampler has.
+
+Two samplers need $p (h - p \cdot h)$ where another category than the draw may be nearly certain:
+straight-through and the mean baseline. There $h - p \cdot h$ would be rounding, so their h is
+taken relative to the largest logit instead (its mean $t$, if several are equal), and what the rest
+of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum over the others.
 
 Memory traffic: it reads logits and gradient and writes one gradient; if a row is too long to stay
 on chip it reads both twice, the second time in reverse, where the cache of the GPU still holds the
@@ -105,26 +111,46 @@ def _terms(
 
 
 @triton.jit
-def _summands(sum_wh, sum_e, sum_eh, sum_h, count, x, h, w, e,
-              USES_E: tl.constexpr, MEAN: tl.constexpr):  # fmt: skip
-    """The sums with another block; lanes are added up after the last one."""
-    sum_wh += w * h
+def _summands(
+    sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h, x, top, h, w, e,
+    USES_E: tl.constexpr, MEAN: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """The sums with another block; lanes are added up after the last one.
+
+    With ``APART``, sums of products with h leave out the largest logits: there are ``tops`` of
+    them, ``tops_h`` is the sum of their h, and ``below`` that of the weights of all others.
+    """
+    others = h
+    if APART:
+        is_top = x == top
+        others = tl.where(is_top, 0.0, h)
+        tops_h += tl.where(is_top, h, 0.0)
+        tops += is_top.to(tl.float32)
+        # the mean baseline uses e for a coefficient only
+        below += tl.where(is_top, 0.0, w if MEAN else e)
+    sum_wh += w * others
     if USES_E:
         sum_e += e
-        sum_eh += e * h
+        sum_eh += e * others
     if MEAN:
         allowed = x > -float("inf")
         sum_h += tl.where(allowed, h, 0.0)
         count += allowed.to(tl.float32)
-    return sum_wh, sum_e, sum_eh, sum_h, count
+    return sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h
 
 
 @triton.jit
 def _coefficients(
-    sum_e, sum_eh, sum_ph, sum_h, count, inverse_tau, own_prob, own_e, at_draw,
+    sum_e, sum_eh, sum_ph, sum_h, count, below, tops, shift, inverse_total, inverse_tau,
+    own_x, own_w, own_e, at_draw,
     METHOD: tl.constexpr, TEMPERED: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
-    """The five numbers of a row in the formula at the top of this file."""
+    """The five numbers of a row in the formula at the top of this file.
+
+    ``shift`` is t where h is relative to the largest logit, and else 0; sums of products with h are
+    then without the largest logits, and h still relative to the draw.
+    """
+    own_prob = own_w * inverse_total
     a1 = sum_ph * 0
     a0 = a1
     b1 = a1
@@ -137,13 +163,16 @@ def _coefficients(
             a0 = -half * a1
             b1 = b1 - 0.5
             b0 = sum_ph / 2
-            c = -half
+            c = own_e * a0 + own_prob * b0 - half
         else:
             b1 = b1 + 0.5
             c = -sum_ph / 2
     elif METHOD == STRAIGHT_THROUGH and not TEMPERED:
         b1 = b1 + 1
-        b0 = -sum_ph
+        b0 = shift * below * inverse_total - sum_ph
+    elif METHOD == STRAIGHT_THROUGH:
+        a1 = inverse_tau / sum_e
+        a0 = (shift * below - sum_eh) / sum_e * a1
     elif not MEAN:
         a1 = inverse_tau / sum_e
         a0 = -sum_eh / sum_e * a1
@@ -151,19 +180,24 @@ def _coefficients(
         tempered = own_prob
         if TEMPERED:
             tempered = own_e / sum_e
+        # the mean of h under p, relative to the shift; and 1 - p at the draw
+        correction = sum_ph - shift * below * inverse_total
+        is_top = own_x == 0
+        own_rest = tl.where(is_top, below + (tops - 1), (below - own_w) + tops) * inverse_total
         mean = sum_h / count
+        c = -mean * own_rest / 2
         if METHOD == MEAN_RELEASED:
             weight = 1 / (count * tempered + 1e-12)
-            b0 = (mean - (sum_ph + at_draw) * weight) / 2
-            c = (at_draw * own_prob * weight - mean) / 2
+            b0 = (mean - (shift + correction + at_draw) * weight) / 2
+            c -= own_prob * weight * (shift + correction) / 2
         else:
             weight = 1 / (count * tl.maximum(tempered, TINY))
             b1 = weight
-            b0 = -weight * sum_ph
+            b0 = -weight * correction
             if METHOD == MEAN_SECOND:
                 b1 = b1 / 2
                 b0 = (b0 + mean) / 2
-                c = -mean / 2
+                c -= own_prob * weight * (shift + correction) / 2
     return a1, a0, b1, b0, c
 
 
@@ -176,7 +210,7 @@ def _lead_of(prob):
 @triton.jit
 def _value(h, w, e, a1, a0, b1, b0, METHOD: tl.constexpr, WRITES_E: tl.constexpr,
            WRITES_P: tl.constexpr):  # fmt: skip
-    """The formula without its last term; b1 and b0 are for w instead of p."""
+    """The formula but at the draw; b1 and b0 are for w instead of p."""
     if WRITES_P and WRITES_E:
         return w * (b1 * h + b0) + e * (a1 * h + a0)
     elif WRITES_E:
@@ -215,10 +249,11 @@ def _gradient_kernel(
     """The gradient for the logits of every row.
 
     ``PART`` is 0 for whole rows. For the n columns from ``first_column`` on of longer rows, 1 adds
-    to the ``sums`` of the rows, (5, rows), and 2 writes the gradient once those are complete; both
+    to the ``sums`` of the rows, (8, rows), and 2 writes the gradient once those are complete; both
     find the gradient at the draw in ``at_draws``, (rows,), and the logit in the statistics. From
     ``METHOD`` to ``MEAN`` are the ``Terms`` of the formula.
     """
+    APART: tl.constexpr = METHOD == STRAIGHT_THROUGH or MEAN
     row = tl.program_id(0).to(tl.int64)
     if PART == 0:
         row = (row * ROWS + tl.arange(0, ROWS))[:, None]
@@ -254,7 +289,6 @@ def _gradient_kernel(
         own_x = tl.load(statistics + 2 * rows + row, mask=in_rows, other=0.0)
     own_x -= row_top
     own_w = exp(own_x)
-    own_prob = own_w * inverse_total
     if HAS_TAU:
         offset = row_offset(row, inner, tau_outer, tau_inner, SPLIT)
         row_tau = tl.load(tau_rows + offset, mask=in_rows, other=1.0)
@@ -265,7 +299,7 @@ def _gradient_kernel(
     lead = row_top * 0 + gap
     own_noise = lead
     if METHOD == GAPPED_P:
-        lead = _lead_of(own_prob)
+        lead = _lead_of(own_w * inverse_total)
     if METHOD == GUMBEL_SOFTMAX:
         word_a, word_b, word_c, word_d = words(tl.load(seed), row, drawn // 4, NOISE)
         lane = drawn % 4
@@ -278,14 +312,18 @@ def _gradient_kernel(
     sum_wh = sum_e
     sum_h = sum_e
     count = sum_e
+    below = sum_e
+    tops = sum_e
+    tops_h = sum_e
     if ONE_BLOCK:
         is_drawn, h, w, e = _terms(
             x, g, seed, 0, first_column, row, here, at_draw, row_top, inverse_tau, lead,
             own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
         )  # fmt: skip
-        sum_wh, sum_e, sum_eh, sum_h, count = _summands(
-            sum_wh, sum_e, sum_eh, sum_h, count, x, h, w, e, USES_E, MEAN
-        )
+        sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h = _summands(
+            sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h, x, row_top, h, w, e,
+            USES_E, MEAN, APART,
+        )  # fmt: skip
     elif PART < 2:
         for start in range(0, n, BLOCK):
             # a part is not read again so soon: lines that were kept would be in the way of others
@@ -296,31 +334,44 @@ def _gradient_kernel(
                 x, g, seed, start, first_column, row, here, at_draw, row_top, inverse_tau, lead,
                 own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
             )  # fmt: skip
-            sum_wh, sum_e, sum_eh, sum_h, count = _summands(
-                sum_wh, sum_e, sum_eh, sum_h, count, x, h, w, e, USES_E, MEAN
-            )
+            sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h = _summands(
+                sum_wh, sum_e, sum_eh, sum_h, count, below, tops, tops_h, x, row_top, h, w, e,
+                USES_E, MEAN, APART,
+            )  # fmt: skip
     sum_e = _row_sum(sum_e, sums + row, PART)
     sum_eh = _row_sum(sum_eh, sums + rows + row, PART)
     sum_wh = _row_sum(sum_wh, sums + 2 * rows + row, PART)
     sum_h = _row_sum(sum_h, sums + 3 * rows + row, PART)
     count = _row_sum(count, sums + 4 * rows + row, PART)
+    below = _row_sum(below, sums + 5 * rows + row, PART)
+    tops = _row_sum(tops, sums + 6 * rows + row, PART)
+    tops_h = _row_sum(tops_h, sums + 7 * rows + row, PART)
     if PART == 1:
         tl.store(sums + row, sum_e)
         tl.store(sums + rows + row, sum_eh)
         tl.store(sums + 2 * rows + row, sum_wh)
         tl.store(sums + 3 * rows + row, sum_h)
         tl.store(sums + 4 * rows + row, count)
+        tl.store(sums + 5 * rows + row, below)
+        tl.store(sums + 6 * rows + row, tops)
+        tl.store(sums + 7 * rows + row, tops_h)
     else:
+        shift = row_top * 0
+        if APART:
+            # logits that are made again, part by part, may miss the largest by a rounding
+            shift = tl.where(tops > 0, tops_h / tl.maximum(tops, 1.0), 0.0)
         a1, a0, b1, b0, c = _coefficients(
-            sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, inverse_tau, own_prob, own_e,
-            at_draw, METHOD, TEMPERED, MEAN,
+            sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, below, tops, shift, inverse_total,
+            inverse_tau, own_x, own_w, own_e, at_draw, METHOD, TEMPERED, MEAN,
         )  # fmt: skip
         b1 *= inverse_total
         b0 *= inverse_total
         if ONE_BLOCK:
+            if APART:
+                h -= shift
             value = _value(h, w, e, a1, a0, b1, b0, METHOD, WRITES_E, WRITES_P)
             if WRITES_Z:
-                value += tl.where(is_drawn, c, 0.0)
+                value = tl.where(is_drawn, c, value)
             column = tl.arange(0, BLOCK)[None, :]
             pointer = result + column.to(tl.int64) * result_column
             value = value.to(result.dtype.element_ty)
@@ -336,6 +387,8 @@ def _gradient_kernel(
                     x, g, seed, start, first_column, row, here, at_draw, row_top, inverse_tau,
                     lead, own_noise, METHOD, TEMPERED, USES_E, PART, BLOCK,
                 )  # fmt: skip
+                if APART:
+                    h -= shift
                 value = _value(h, w, e, a1, a0, b1, b0, METHOD, WRITES_E, WRITES_P)
                 column = start + tl.arange(0, BLOCK)[None, :]
                 pointer = result + column.to(tl.int64) * result_column
@@ -345,7 +398,6 @@ def _gradient_kernel(
             if WRITES_Z:
                 # one element, once all threads have written theirs; cheaper than to look for it
                 tl.debug_barrier()
-                value = _value(0.0, own_w, own_e, a1, a0, b1, b0, METHOD, WRITES_E, WRITES_P) + c
                 at = drawn - first_column
-                value = value.to(result.dtype.element_ty)
+                value = c.to(result.dtype.element_ty)
                 tl.store(result + at * result_column, value, mask=in_rows & (at >= 0) & (at < n))

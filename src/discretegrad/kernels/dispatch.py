@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from .._checks import is_dense, is_word
 from .._modes import transforming
 from .._types import Backend
 
@@ -43,18 +44,18 @@ def unsupported(logits: Tensor, lacking: str = "") -> list[str]:
 
 def choose_backend(name: str, logits: Tensor, backend: Backend, lacking: str = "") -> Backend:
     """The backend to run: what was asked for, or for ``"auto"`` the fastest that can."""
-    # what is no tensor at all goes to the torch path, whose checks say so
-    if backend == "torch" or not isinstance(logits, Tensor):
+    if not is_word(backend, *get_args(Backend)):
+        raise ValueError(
+            f"{name}: expected backend to be one of {get_args(Backend)}, got {backend!r}"
+        )
+    # what is no dense tensor goes to the torch path, whose checks say so
+    if backend == "torch" or not isinstance(logits, Tensor) or not is_dense(logits):
         return "torch"
     if backend == "auto":
         # without the interpreter, which is for tests
         if not logits.is_cuda or unsupported(logits, lacking):
             return "torch"
         return "triton"
-    if backend not in get_args(Backend):
-        raise ValueError(
-            f"{name}: expected backend to be one of {get_args(Backend)}, got {backend!r}"
-        )
     if reasons := unsupported(logits, lacking):
         raise BackendUnavailable(
             f'{name}: backend "triton" cannot run here: {"; ".join(reasons)}. Use backend="auto".'

@@ -2,7 +2,8 @@ r"""The formulas that the kernels compute: what they are called, and what each o
 
 The gradient of a categorical sampler is, see ``categorical_gradient``,
 
-$$\hat\nabla_j = e_j (a_1 h_j + a_0) + p_j (b_1 h_j + b_0) + c\, z_j .$$
+$$\hat\nabla_j = e_j (a_1 h_j + a_0) + p_j (b_1 h_j + b_0) \quad (j \ne k), \qquad
+\hat\nabla_k = c .$$
 
 This is data for the host, which needs no Triton. A kernel is compiled for the number of a formula
 and for the terms that it has.
@@ -25,7 +26,7 @@ class Formula(NamedTuple):
     in_p: bool = False
     """Whether it has the second term beside the first; without the first it always has."""
     in_z: bool = False
-    """Whether it has the third term."""
+    """Whether the gradient at the draw is a number of its own, c."""
     mean: bool = False
     """Whether it needs the mean of h over the allowed categories."""
     many_draws: bool = False

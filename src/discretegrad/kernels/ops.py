@@ -1,6 +1,7 @@
 """The kernels as operators: called directly in eager mode, registered for ``torch.compile``.
 
-A registered operator costs more time at each call than a small sample, so only tracing uses it.
+A registered operator costs more time at each call than a small sample, so only tracing uses it,
+and ``is_grads_batched``.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._modes import compiling
+from .._modes import batched, compiling
 from .._types import Method
 from . import bernoulli, categorical, gumbel_rao
 from .formulas import FORMULAS
@@ -27,7 +28,7 @@ def gradient(
     method: Method, g: Tensor, rows: Rows, seed: Tensor | None, drawn: Drawn, in_place: bool = False
 ) -> Tensor:
     """See ``categorical.gradient`` and ``gumbel_rao.gradient``."""
-    if compiling():
+    if compiling() or batched(g):
         # a traced operator changes nothing it was given: the compiler reuses memory itself
         return _gradient(*method, g, *rows, seed, *drawn)  # type: ignore[no-any-return]
     run: Any = gumbel_rao if FORMULAS[method.name].many_draws else categorical
@@ -45,7 +46,7 @@ def gradient_bits(
     method: Method, g: Tensor, bits: Bits, seed: Tensor | None, value: Tensor | None
 ) -> Tensor:
     """See ``bernoulli.gradient``."""
-    if compiling():
+    if compiling() or batched(g):
         return _gradient_bits(*method, g, *bits, seed, value)  # type: ignore[no-any-return]
     return bernoulli.gradient(method, g, bits, seed, value)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._attach import estimate
-from .._modes import compiling
+from .._modes import batched, compiling
 from .._types import Call, Method
 from . import categorical, ops
 from .formulas import FORMULAS
@@ -123,8 +123,9 @@ def _vjp(
     known: Known, g: Tensor, logits: Tensor, kept: Tensor, seed: Tensor | None = None
 ) -> Tensor:
     plan, at, at_g = known.gradient, 1, 1
-    if plan is not None and not compiling() and g.is_contiguous() and g.dtype == logits.dtype:
-        at, at_g = logits.data_ptr(), g.data_ptr()
+    if plan is not None and not (compiling() or batched(g)):
+        if g.is_contiguous() and g.dtype == logits.dtype:
+            at, at_g = logits.data_ptr(), g.data_ptr()
     if plan is None or (at | at_g) % 16 or not is_ready(plan, known.device):
         rows = Rows(logits, known.dim, None, known.numbers[0])
         return ops.gradient(known.method, g, rows, seed, _drawn(known, kept))

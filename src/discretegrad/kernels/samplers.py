@@ -106,7 +106,9 @@ def index_form(call: Call, method: Method) -> tuple[Tensor, Handle]:
     index = drawn.categories.reshape(logits.shape[:-1])
     # the gradient at the one-hot is select's own to lose
     vjp = partial(_rows_vjp, _Fixed(method, -1, tau, False), in_place=True)
-    return index, Handle(logits, index, vjp, None, (constant, *drawn, seed, mask, tau_rows))
+    handle = Handle(logits, index, vjp, None, (constant, *drawn, seed, mask, tau_rows))
+    # the user's own copy: what he does to it does not change the draw
+    return index.clone(), handle
 
 
 def bits(

@@ -71,8 +71,9 @@ def _vjp(
 ) -> tuple[Tensor, Tensor]:
     hidden, head, table = layer
     wide = compute_dtype(hidden.dtype)
-    for_hidden = torch.empty_like(hidden) if needs[0] else hidden.new_empty(0)
-    for_head = torch.zeros_like(head, dtype=wide) if needs[1] else head.new_empty(0)
+    # made from g, which may stand for several gradients at once: see _modes.batched
+    for_hidden = g.new_empty(hidden.shape if needs[0] else 0)
+    for_head = g.new_zeros(head.shape if needs[1] else 0, dtype=wide)
     for block in _blocks(hidden, head):
         logits = (hidden[block] @ head.T).to(wide)
         at_one_hot = (g[block] @ table.T).to(wide)

@@ -11,13 +11,19 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from .._checks import check_flag, check_generator, check_options, check_tau, warn_of_small_tau
+from .._checks import (
+    check_dense,
+    check_flag,
+    check_generator,
+    check_options,
+    check_tau,
+    warn_of_small_tau,
+)
 from .._modes import compiling, transforming
-from .._row import Estimator
 from .._types import Backend
 from ..kernels.dispatch import choose_backend
 from ..kernels.formulas import FORMULAS
-from ..registry import get_sampler
+from ..registry import EstimatorLike, get_sampler
 from ..sampling import Request, Rule, index_form
 from ..select import select
 from .blocks import select_in_blocks
@@ -32,7 +38,7 @@ def linear_select(
     hidden: Tensor,
     head: Tensor,
     table: Tensor,
-    estimator: str | Estimator = ...,
+    estimator: EstimatorLike = ...,
     tau: float = ...,
     *,
     return_index: Literal[False] = ...,
@@ -47,7 +53,7 @@ def linear_select(
     hidden: Tensor,
     head: Tensor,
     table: Tensor,
-    estimator: str | Estimator = ...,
+    estimator: EstimatorLike = ...,
     tau: float = ...,
     *,
     return_index: Literal[True],
@@ -61,7 +67,7 @@ def linear_select(
     hidden: Tensor,
     head: Tensor,
     table: Tensor,
-    estimator: str | Estimator = "reinmax",
+    estimator: EstimatorLike = "reinmax",
     tau: float = 1.0,
     *,
     return_index: bool = False,
@@ -99,7 +105,7 @@ def linear_select(
         table: (n, out), one row per category: the weight of ``torch.nn.Embedding(n, out)``.
         estimator: Whose gradient: the name of a sampler, ``"reinmax"``, ``"straight_through"``,
             ``"gumbel_softmax"``, ``"gumbel_rao"``, ``"gapped"`` or ``"mean_baseline"``, or the row
-            of one, also of your own.
+            of one, also of your own, or its function.
         tau: Temperature of the gradient, as for the sampler, but always a number.
         return_index: Whether to return the categories too.
         generator: Source of randomness on the device of ``hidden``; the global one by default.
@@ -156,7 +162,8 @@ def linear_select(
         else:
             selected, index = select_in_blocks(row, rule, layer, tau, generator)
     selected = selected.reshape(*hidden.shape[:-1], table.shape[1])
-    return (selected, index.reshape(hidden.shape[:-1])) if return_index else selected
+    # the index that backward needs is not the user's, who may change his
+    return (selected, index.reshape(hidden.shape[:-1]).clone()) if return_index else selected
 
 
 def _lacking(rule: Rule, layer: Layer) -> str:
@@ -191,6 +198,7 @@ def _check_layer(layer: Layer) -> None:
                 f"{NAME}: expected {argument} to be a floating-point tensor of 16 to 64 bits, got "
                 f"{came}"
             )
+        check_dense(NAME, argument, x)
     shapes = f"hidden {tuple(hidden.shape)}, head {tuple(head.shape)}, table {tuple(table.shape)}"
     if hidden.ndim == 0 or head.ndim != 2 or table.ndim != 2:
         raise ValueError(

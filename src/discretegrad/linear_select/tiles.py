@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._checks import values_are_checked
-from .._modes import compiling
+from .._modes import batched, compiling
 from .._random import draw_seeds
 from .._types import Method
 from .layer import Layer, Needs, attach, check_products, no_autocast
@@ -47,7 +47,7 @@ def select_in_tiles(
 def _vjp(
     method: Method, tau: float, needs: Needs, g: Tensor, layer: Layer, *rest: Tensor
 ) -> tuple[Tensor, Tensor]:
-    run: Any = _gradient_operator if compiling() else _gradient_in_tiles
+    run: Any = _gradient_operator if compiling() or batched(g) else _gradient_in_tiles
     for_hidden, for_head = run(g, *layer, *rest, method.name, tau, method.gap, *needs)
     return for_hidden, for_head
 
@@ -101,7 +101,7 @@ def _gradient_in_tiles(
             )
             at_draw = own.sum(-1)
             del own
-            sums = torch.zeros(5, x.shape[0], dtype=torch.float32, device=x.device)
+            sums = torch.zeros(8, x.shape[0], dtype=torch.float32, device=x.device)
             known = LongRows(Method(method, gap), tau, seed, drawn, at_draw, sums)
             size = _tile_size(x, n)
             tiles = list(zip(range(0, n, size), head.split(size), table.split(size), strict=True))

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..report.document import printable
 from ..tasks import EXAMPLE
 
 if TYPE_CHECKING:
@@ -77,12 +78,14 @@ Recipes = Annotated[list[str] | None, typer.Argument(metavar="RECIPE", help=RECI
 Seeds = Annotated[
     str | None,
     typer.Option(
+        "--seeds",
         metavar="SEEDS",
         help="How many, such as 5 for 0 to 4, or which, such as 0-4,7; a single one is 7-7.",
     ),
 ]
 Estimators = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Some of them, such as reinmax,st.")
+    str | None,
+    typer.Option("--estimators", metavar="NAMES", help="Some of them, such as reinmax,st."),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -135,6 +138,14 @@ def explaining(events: "JsonLines | None" = None) -> Iterator[None]:
         message, code = str(error), USAGE
     except (DamagedRun, StoreError) as error:
         message, code = str(error), FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        message = (
+            f"expected a file or directory that can be used, got {error.filename}: "
+            f"{error.strerror}; choose another one, or put that right"
+        )
+        code = FAILED
     except KeyboardInterrupt:
         message, code = "interrupted; runs go on from their last checkpoints", INTERRUPTED
     if events is not None:
@@ -172,14 +183,14 @@ def files_in(directory: Path) -> Iterator[None]:
 
 def end(message: str, code: int) -> NoReturn:
     """Stop with a message and an exit code."""
-    typer.echo(f"discretegrad: {message}", err=True)
+    typer.echo(f"discretegrad: {printable(message)}", err=True)
     raise typer.Exit(code)
 
 
 def tell(reasons: Sequence[str]) -> None:
     """Say the first reasons, and how many more there are."""
     for reason in reasons[:_REASONS]:
-        typer.echo(f"discretegrad: {reason}", err=True)
+        typer.echo(f"discretegrad: {printable(reason)}", err=True)
     if len(reasons) > _REASONS:
         typer.echo(f"discretegrad: and {len(reasons) - _REASONS:,} more", err=True)
 
@@ -190,7 +201,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], l
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*(Text(printable(x)) if isinstance(x, str) else x for x in row))
     Console().print(table)
 
 

@@ -1,6 +1,7 @@
 """The commands ``discretegrad data fetch`` and ``discretegrad data check``."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def fetch(names: Names = None, directory: common.DataDirectory = None) -> None:
             chosen = [_known(name) for name in names or _needed()]
         for name in chosen:
             try:
-                with _bars() as tell:
+                with _ended_like_ctrl_c(), _bars() as tell:
                     files = data.fetch(name, directory, tell)
             except data.DataError as error:
                 raise common.Refused(str(error), common.FAILED) from error
@@ -95,6 +96,22 @@ def _known(name: str) -> str:
             f"{suggestion(name, DATA_SETS) or 'choose one of these'}"
         )
     return name
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let other signals that end a process also clear away what is not complete."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

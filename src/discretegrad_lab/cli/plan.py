@@ -1,9 +1,13 @@
 """What ``discretegrad run --dry-run`` says: stacks, memory and time."""
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +22,23 @@ if TYPE_CHECKING:
     from .run import Wanted
 
 
-def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
+_EVERY = 2.0
+"""Seconds between two lines on how many runs have been looked at."""
+
+
+def announced(runs: "Sequence[Run]") -> "Iterator[Run]":
+    """The runs; where going through them takes long, lines on stderr say how far it is."""
+    said = time.monotonic()
+    for number, run in enumerate(runs):
+        if time.monotonic() - said >= _EVERY:
+            said = time.monotonic()
+            # somebody may have closed it
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                typer.echo(f"looked at {number:,} of {many(len(runs), 'run')}", err=True)
+        yield run
+
+
+def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None:
     """Say what ``run`` would do."""
     from ..runs.plan import estimate
     from ..tasks.data import DataError
@@ -27,7 +47,8 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     device = find_device("auto") if device == "auto" else device
     with common.checking_input():
         largest = wanted.options["stacks"].largest_stack
-        plan = estimate(wanted.runs, wanted.store, device=device, largest_stack=largest)
+        runs = wanted.runs if quiet or events else announced(wanted.runs)
+        plan = estimate(runs, wanted.store, device=device, largest_stack=largest)
     seconds, notes = time_of(wanted, plan, device)
     try:
         wanted.check_data()
@@ -36,9 +57,11 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
     if events is not None:
         events.event("estimate", device=device, **_fields(plan), seconds=seconds, notes=notes)
         return
-    rows = [
+    firsts = {stack.runs[0].stack_key: stack.runs[0] for stack in plan.stacks}
+    labels = {key: _label(run) for key, run in firsts.items()}
+    rows = Counter(
         (
-            _label(stack.runs),
+            labels[stack.runs[0].stack_key],
             f"{len(stack.runs):,}",
             f"{stack.epoch}",
             f"{stack.steps:,}",
@@ -46,10 +69,12 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None") -> None:
             "?" if stack.seconds is None else duration(stack.seconds),
         )
         for stack in plan.stacks
-    ]
+    )
     if rows:
-        headings = ("stack", "members", "from epoch", "steps", "memory", "time")
-        common.print_table(headings, rows, left=1)
+        # those that read the same are one row
+        headings = ("stack", "how many", "members", "from epoch", "steps", "memory", "time")
+        cells = [(row[0], f"{count:,}", *row[1:]) for row, count in rows.items()]
+        common.print_table(headings, cells, left=1)
     time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
     lines = [
         f"{wanted.name} on {device}: {many(plan.members, 'run')} to train in "
@@ -93,14 +118,14 @@ def _by_cost(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | N
     from ..tasks import recipes
 
     total, where, devices = 0.0, "", set()
-    left = {run for stack in plan.stacks for run in stack.runs}
-    for recipe in wanted.recipes:
+    not_left = {*plan.done, *plan.damaged}
+    for recipe, runs in wanted.parts:
         whole = recipe
         while whole.cost is not None and whole.cost.of is not None:
             whole = recipes()[whole.cost.of]
         if whole.cost is None:
             return None, ""
-        share = len(left.intersection(wanted.selection.runs(recipe))) / len(whole.runs())
+        share = sum(run not in not_left for run in runs) / len(whole.runs())
         total += share * whole.cost.seconds
         where = whole.cost.where
         devices.add(whole.cost.device)
@@ -144,9 +169,8 @@ def _fields(plan: "Estimate") -> dict[str, object]:
     }
 
 
-def _label(runs: "Sequence[Run]") -> str:
-    """The task of a stack, and the fields that are not as they are by default."""
-    run = runs[0]
+def _label(run: "Run") -> str:
+    """The task of a stack, and the fields of its runs that are not as they are by default."""
     changed = [
         f"{field.name.replace('_', ' ')} {value}"
         for field in fields(run)

@@ -63,6 +63,8 @@ def report(
             _check(recipes, results)
             return
         from ..report.folder import gather, read_section, write_results
+        from ..report.results import RUNS
+        from ..report.sources import lack
         from ..runs.store import Store
         from ..watch.json_lines import to_json
 
@@ -73,6 +75,8 @@ def report(
             # all of them before the first is written
             gathered = []
             for reading, own in _to_report(selection, store, results, damaged):
+                if problem := lack(results / reading.name, RUNS):
+                    typer.echo(f"discretegrad: {problem}", err=True)
                 rows = gather(reading, own, store, results, damaged)
                 if all(row.state == "missing" for row in rows.rows):
                     words = selection.words(store) if recipes else reading.name

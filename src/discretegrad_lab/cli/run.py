@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tasks import EXAMPLE
+from ..watch import streams
 from . import common
 from .doctor import ROOM
-from .selection import Selection, find_device, parse_budget
+from .plan import announced, show_plan
+from .selection import Selection, find_device, parse_time
 
 if TYPE_CHECKING:
     from ..runs.listener import Listener, Outcome
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from ..stack.config import Run
     from ..tasks.base import Recipe
     from ..watch.json_lines import JsonLines
+
+
+_PATIENCE = 60.0
+"""Seconds that training waits for whoever should read what it says."""
 
 
 class Engine(StrEnum):
@@ -57,9 +63,27 @@ def run(
         str | None,
         typer.Option(metavar="TIME", help="Save and stop in time, such as 90s, 9m or 1h30m."),
     ] = None,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Save after the first epoch that ends so long after the last checkpoint, such as "
+            "10s; 0s is after every epoch. By default soon after the start, then as often as takes "
+            "2 % of the time, but not more than twice a minute.",
+        ),
+    ] = None,
     largest_stack: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Members at most; by default what fits."),
+    ] = None,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Save and stop when so many runs cannot be read or saved; by default the others "
+            "are trained however many there are.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done; changes nothing.")
@@ -86,11 +110,11 @@ def run(
     again at any time, and in several terminals at once.
     """
     from ..runs import cluster, execute
-    from ..runs.execute import StackOptions
+    from ..runs.listener import Together
+    from ..runs.options import StackOptions
     from ..runs.store import Store
     from ..watch.json_lines import JsonLines
     from ..watch.tensorboard import EventFiles
-    from ..watch.together import Together
 
     events = JsonLines(sys.stdout) if json_lines else None
     with common.explaining(events):
@@ -100,17 +124,21 @@ def run(
             if quiet and json_lines:
                 raise ValueError("expected one of --quiet and --json, got both; choose one")
             selection = Selection([recipe], seeds, estimators, changes)
-            recipes = selection.find()
             wanted = Wanted(
                 selection,
-                recipes,
-                [run for chosen in recipes for run in selection.runs(chosen)],
+                [(chosen, selection.runs(chosen)) for chosen in selection.find()],
                 Store(_directory(runs)),
                 {
                     "device": _device(device, engine),
                     "data": data,
-                    "budget": None if budget is None else parse_budget(budget),
-                    "stacks": StackOptions(largest_stack),
+                    "budget": None if budget is None else parse_time(budget),
+                    "stacks": StackOptions(
+                        largest_stack,
+                        None
+                        if checkpoint_every is None
+                        else parse_time(checkpoint_every, "--checkpoint-every", zero=True),
+                        max_failures=max_failures,
+                    ),
                 },
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
@@ -119,9 +147,7 @@ def run(
                     '`pip install "discretegrad[ray]"`, or train with --engine local'
                 )
         if dry_run:
-            from .plan import show_plan
-
-            show_plan(wanted, events)
+            show_plan(wanted, events, quiet)
             return
         with common.checking_input():
             # the nodes of a cluster have their own
@@ -130,8 +156,9 @@ def run(
             wanted.store.check_room(ROOM)
             event_files = [] if tensorboard is None else [EventFiles(tensorboard)]
         began = time.perf_counter()
+        streams.begin_training(_PATIENCE)
         with _shown(wanted, events, quiet) as listeners:
-            together = Together(*listeners, *event_files)
+            together = Together(*listeners, *event_files, say=lambda why: common.tell([why]))
             with _explaining_memory(wanted):
                 if engine is Engine.ray:
                     outcome = cluster.execute(
@@ -142,29 +169,33 @@ def run(
                         **wanted.options,
                     )
                 else:
-                    announce = None if quiet or json_lines else _announce
+                    silent = quiet or json_lines
+                    announce = None if silent else _announce
                     outcome = execute.execute(
-                        wanted.runs,
+                        wanted.runs if silent else announced(wanted.runs),
                         wanted.store,
                         listener=together,
                         announce=announce,
                         **wanted.options,
                     )
-        problems = [files.problem for files in event_files if files.problem]
         code = _exit_code(outcome)
-        if problems and code != common.INTERRUPTED:
+        if together.problems and code != common.INTERRUPTED:
             code = common.FAILED
-        for problem in problems:
-            typer.echo(f"discretegrad: {problem}", err=True)
         seconds = time.perf_counter() - began
         if events is not None:
+            problems = [*together.problems, *streams.problems()]
             fields = {**_outcome_fields(outcome), "problems": problems}
             events.event("outcome", **fields, seconds=seconds, exit_code=code)
-        elif quiet:
-            # others have heard of it when it was met
-            common.tell(list(outcome.damaged.values()))
         else:
-            _summarise(wanted, outcome, seconds)
+            if quiet:
+                # others have heard of it when it was met
+                common.tell(list(outcome.damaged.values()))
+            else:
+                _summarise(wanted, outcome, seconds)
+            common.tell(outcome.unrelated)
+            # on stderr that of stdout has been said, when it was met
+            for problem in () if quiet else streams.problems():
+                typer.echo(f"discretegrad: {problem}")
         raise typer.Exit(code)
 
 
@@ -173,27 +204,32 @@ class Wanted:
     """What a command line asks to train, checked."""
 
     selection: Selection
-    recipes: "list[Recipe]"
-    runs: "list[Run]"
+    parts: "list[tuple[Recipe, list[Run]]]"
+    """The recipes, each with its runs."""
     store: "Store"
     options: dict[str, Any]
     """Of ``execute``, on a device as on a cluster: device, data, budget and stacks."""
 
     @property
+    def runs(self) -> "list[Run]":
+        """Of all recipes."""
+        return [run for _, runs in self.parts for run in runs]
+
+    @property
     def name(self) -> str:
         """Of the recipes."""
-        return ", ".join(recipe.name for recipe in self.recipes)
+        return ", ".join(recipe.name for recipe, _ in self.parts)
 
     def check_data(self) -> None:
         """Raise ``DataError`` if data of the recipes are missing or damaged."""
         from ..tasks.data import require
 
-        names = dict.fromkeys(name for recipe in self.recipes for name in recipe.data)
+        names = dict.fromkeys(name for recipe, _ in self.parts for name in recipe.data)
         require(list(names), self.options["data"])
 
 
 def _directory(runs: Path) -> Path:
-    if runs.is_file():
+    if os.path.isfile(runs):
         raise ValueError(f"expected a directory as --runs, got the file {runs}; choose one")
     return runs
 
@@ -251,13 +287,20 @@ def _explaining_memory(wanted: Wanted) -> Iterator[None]:
 
 def _announce(_: str) -> None:
     """Within the handler of a signal, where nothing but this is safe."""
-    os.write(2, b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n")
+    # and waiting for a reader is not
+    if streams.ready(2, 0.0):
+        os.write(2, _STOPPING)
+
+
+_STOPPING = b"discretegrad: stopping after this epoch; once more to stop at once and lose it\n"
 
 
 def _exit_code(outcome: "Outcome") -> int:
-    if outcome.stopped_by not in (None, "budget"):
+    from ..runs.listener import REASONS
+
+    if outcome.stopped_by not in (None, *REASONS):
         return common.INTERRUPTED
-    if outcome.damaged:
+    if outcome.damaged or outcome.unrelated:
         return common.FAILED
     return common.WORK_LEFT if outcome.stopped or outcome.elsewhere else common.DONE
 
@@ -275,7 +318,9 @@ _GROUPS = {
 def _outcome_fields(outcome: "Outcome") -> dict[str, object]:
     return {
         **{name: [run.identity for run in getattr(outcome, name)] for name in _GROUPS},
+        "failed": [run.identity for run in outcome.failed],
         "damaged": {run.identity: reason for run, reason in outcome.damaged.items()},
+        "unrelated": outcome.unrelated,
         "stopped_by": outcome.stopped_by,
         "abandoned": outcome.abandoned,
         "complete": outcome.complete,
@@ -290,11 +335,14 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
         for name, words in _GROUPS.items()
         if getattr(outcome, name)
     ]
+    if outcome.failed:
+        parts[0] += f" ({len(outcome.failed):,} of them failed to train)"
     if outcome.damaged:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
     typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")
     if outcome.stopped:
-        cause = "The budget ended" if outcome.stopped_by == "budget" else "Interrupted"
+        causes = {"budget": "The budget ended", "failures": "Too many runs failed"}
+        cause = causes.get(outcome.stopped_by or "", "Interrupted")
         typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
         if outcome.abandoned:
             typer.echo(

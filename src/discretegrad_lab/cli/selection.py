@@ -188,19 +188,19 @@ def parse_changes(texts: Sequence[str] | None) -> dict[str, list[str]]:
     return changes
 
 
-def parse_budget(text: str) -> float:
-    """``90s``, ``9m``, ``1.5h`` or ``1h30m`` in seconds."""
+def parse_time(text: str, option: str = "--budget", *, zero: bool = False) -> float:
+    """``90s``, ``9m``, ``1.5h`` or ``1h30m`` in seconds; 0s only if ``zero``."""
     number = r"(\d+(?:\.\d+)?)"
     match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
     factors = (3600, 60, 1)
     seconds = (
         sum(float(part or 0) * factor for part, factor in zip(match.groups(), factors, strict=True))
-        if match
-        else 0.0
+        if match and match.group()
+        else math.inf
     )
-    if not 0 < seconds < math.inf:
+    if seconds == math.inf or not (seconds or zero):
         raise ValueError(
-            f"expected a time as --budget, got {text!r}; give it in seconds, minutes or hours, "
+            f"expected a time as {option}, got {text!r}; give it in seconds, minutes or hours, "
             "such as 90s, 9m or 1h30m"
         )
     return seconds

@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+# what a terminal or an editor acts on instead of showing it: control characters, line separators,
+# and marks that reverse the direction of a text; a tab and a line break are neither
+_ACTING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 # larger numbers would overflow where axes are laid out, so they are gaps like infinities
 LARGEST = 1e100
 _MARKS = 6  # of a line, about
@@ -160,6 +165,11 @@ class Page:
     title: str
     introduction: str
     sections: tuple[Section, ...]
+
+
+def printable(text: str) -> str:
+    """A text whose characters are all shown; those that would act are written as \\x1b."""
+    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def usable(value: float, log: bool = False) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ..tasks.base import Cell, Metric
 from ..tasks.evidence import STATES, Results, Row, arrival, final
 from ..tasks.statistics import Comparison, Summary, compare, summarise
+from .document import printable
 from .reading import TUNED, Look, Reading
 from .results import significant, to_csv
 
@@ -23,6 +24,9 @@ class Entry:
     estimator: str
     states: Mapping[str, int]
     """How many runs are in each state."""
+    failed: int | None
+    """How many of the finished ones failed to train, by the first metric of the report; None if
+    that is not known of any."""
     ours: Summary
     cell: Cell | None
     """The published number."""
@@ -68,7 +72,8 @@ def entries(reading: Reading, results: Results) -> list[Entry]:
 def _entry(
     reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], estimator: str
 ) -> Entry:
-    rows = results.where(estimator=estimator)
+    own, by = results.part(estimator=estimator), reading.metrics[0]
+    rows = list(own.rows)
     table = reading.published.get(metric.name)
     optimum, steps = math.nan, Summary(0)
     if rows and metric.optimum is not None:
@@ -79,7 +84,8 @@ def _entry(
         metric,
         setting,
         estimator,
-        Results(reading.name, tuple(rows)).counts(),
+        own.counts(),
+        len(own.failed(by)) if any(own.first(row, by.name) is not None for row in rows) else None,
         final(rows, metric.name),
         table.cells.get(estimator) if table else None,
         optimum,
@@ -138,10 +144,11 @@ def entries_csv(cells: list[Entry]) -> str:
                 "steps_to_near": _short(entry.steps.mean, 4),
                 "runs_near": str(entry.steps.count),
                 **{state: str(entry.states[state]) for state in STATES},
+                "failed": "" if entry.failed is None else str(entry.failed),
             }
         )
     heading = list(lines[0]) if lines else ["metric", "estimator"]
-    return to_csv([heading, *(list(cells.values()) for cells in lines)])
+    return printable(to_csv([heading, *(list(cells.values()) for cells in lines)]))
 
 
 def _short(value: float, digits: int = 3) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from ..runs.files import write_whole
+from ..runs.files import UnusableFile, read_file
 from ..runs.store import Store
 from ..stack.config import Run
 from ..tasks.base import Recipe
@@ -17,8 +17,11 @@ from .reading import READING, Reading, of_recipe, of_results
 from .results import RUNS, collect, merge, read
 from .results import write as write_files
 from .section import page, section
+from .sources import CHECKSUMS, lack, write_derived
 
 REPORT, TABLE, CLAIMS, PAGE = "report.md", "table.csv", "claims.csv", "report.html"
+_LARGEST = 1 << 30
+"""Bytes that a file may have to be read at all."""
 
 
 def read_section(folder: Path) -> tuple[Results, Section]:
@@ -40,8 +43,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def write(folder: Path) -> None:
     """Write the report on the results in a folder beside them: Markdown, CSV and a page."""
-    for name, text in contents(folder).items():
-        write_whole(folder / name, text)
+    write_derived(folder, lambda: contents(folder))
 
 
 def gather(
@@ -59,9 +61,8 @@ def gather(
 def write_results(reading: Reading, rows: Results, results: Path) -> Path:
     """Write what was gathered and the report on it; the folder."""
     folder = results / reading.name
-    write_files(rows, folder)
-    if not reading.shipped:
-        write_whole(folder / READING, reading.to_json(rows.estimators()))
+    how = {} if reading.shipped else {READING: reading.to_json(rows.estimators())}
+    write_files(rows, folder, how)
     write(folder)
     return folder
 
@@ -83,29 +84,42 @@ def write_report(recipe: Recipe, store: Store, results: Path | str = "results") 
 
 def folders(root: Path) -> list[Path]:
     """Those below ``root`` that have results."""
-    return sorted(path.parent for path in root.glob(f"*/{RUNS}"))
+    return sorted({path.parent for name in (RUNS, CHECKSUMS) for path in root.glob(f"*/{name}")})
 
 
 def check(root: Path) -> str | None:
     """The first report below ``root`` that does not follow from the results beside it.
 
-    The page is optional, since it is too large to be committed.
+    So are results that are damaged, or lack their checksums. The page is optional, since it is too
+    large to be committed.
 
     Returns:
         What differs and where, or None.
     """
     for folder in folders(root):
-        for name, text in contents(folder).items():
-            path, place = folder / name, f"{folder.name}/{name}"
-            remedy = f"write it again with `discretegrad report {folder.name}`"
-            if not path.exists():
-                if name == PAGE:
-                    continue
-                return f"expected {place}, got no such file; {remedy}"
-            there = path.read_bytes().decode(errors="replace")
-            lines = zip_longest(there.splitlines(), text.splitlines(), fillvalue="end of file")
-            for number, (old, new) in enumerate(lines, 1):
-                if old != new:
-                    old, new = (x if len(x) < 500 else f"{x[:500]}..." for x in (old, new))
-                    return f"expected {new!r} in line {number} of {place}, got {old!r}; {remedy}"
+        try:
+            problem = lack(folder, RUNS) or _difference(folder)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            return problem
+    return None
+
+
+def _difference(folder: Path) -> str | None:
+    """Where the report in a folder is not what it should be."""
+    remedy = f"write it again with `discretegrad report {folder.name}`"
+    for name, text in contents(folder).items():
+        place = f"{folder.name}/{name}"
+        try:
+            there = read_file(folder / name, _LARGEST).decode(errors="replace")
+        except UnusableFile as error:
+            if name == PAGE and error.missing:
+                continue
+            return f"expected {place}, got {error.reason}; {remedy}"
+        lines = zip_longest(there.splitlines(), text.splitlines(), fillvalue="end of file")
+        for number, (old, new) in enumerate(lines, 1):
+            if old != new:
+                old, new = (x if len(x) < 500 else f"{x[:500]}..." for x in (old, new))
+                return f"expected {new!r} in line {number} of {place}, got {old!r}; {remedy}"
     return None

@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from .document import LARGEST, Curve, Figure, Page, Section, TextTable, Verdict, usable
+from .document import LARGEST, Curve, Figure, Page, Section, TextTable, Verdict, printable, usable
 
 # the page's backgrounds, also in page.html; lines keep a contrast of 3 to 1 to them
 LIGHT, DARK = "#ffffff", "#14171b"
@@ -52,7 +52,7 @@ def to_html(page: Page) -> str:
     }
     template = files(__package__).joinpath("page.html").read_text("utf-8")
     # in one pass: what is put in is not searched again
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    return printable(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template))
 
 
 def _section(number: int, section: Section, figures: list[Figure]) -> str:

@@ -6,6 +6,7 @@ belong to none, ``reading.json`` beside the results does.
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import tasks
+from ..runs.files import is_whole, parse
 from ..stack.config import Run
 from ..stack.lines import LINES
 from ..stack.lines import line as line_of
 from ..tasks.base import Claim, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from .results import configuration
+from .sources import CHECKSUMS, read_sources
 
 READING = "reading.json"
 TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
@@ -116,28 +119,84 @@ def of_results(results: Results, folder: Path) -> Reading:
     if recipe is not None:
         return of_recipe(recipe)
     configs = [row.config for row in results.rows]
-    path = folder / READING
-    if not path.exists():
-        names = dict.fromkeys(name for row in results.rows for name in row.metrics)
-        return of_configs(results.recipe, configs, tuple(names))
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        task = _task(configs)
-        known = {metric.name: metric for metric in task.metrics} if task else {}
-        metrics = [Metric(**metric) for metric in fields.pop("metrics")]
-        for name in ("panels", "rows"):
-            fields[name] = tuple(fields[name])
-        fields["looks"] = {key: Look(**look) for key, look in fields["looks"].items()}
-        return Reading(
-            name=results.recipe,
-            metrics=tuple(known.get(metric.name, metric) for metric in metrics),
-            words=task.words if task else {},
-            **fields,
-        )
+        files = read_sources(folder, [READING])
+        if not files:
+            names = dict.fromkeys(name for row in results.rows for name in row.metrics)
+            return of_configs(results.recipe, configs, tuple(names))
+        return _parse(results.recipe, configs, parse(files[READING]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"expected {path} as it was written, got: {error}; put a copy of it back, or remove it"
+            f"expected {folder / READING} as it was written, got: {error}; put copies of it and of "
+            f"{CHECKSUMS} back, or remove both"
         ) from error
+
+
+def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Reading:
+    """What ``Reading.to_json`` wrote, if every field is what it was."""
+    fields = _typed(document, _FIELDS)
+    task = _task(configs)
+    known = {metric.name: metric for metric in task.metrics} if task else {}
+    metrics = [Metric(**_typed(metric, _METRIC)) for metric in fields.pop("metrics")]
+    looks = {key: Look(**_typed(look, _LOOK)) for key, look in fields.pop("looks").items()}
+    for text in ("panels", "rows"):
+        fields[text] = tuple(fields[text])
+    return Reading(
+        name=name,
+        metrics=tuple(known.get(metric.name, metric) for metric in metrics),
+        words=task.words if task else {},
+        looks=looks,
+        **fields,
+    )
+
+
+def _typed(document: Any, kinds: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    if not isinstance(document, dict) or document.keys() != kinds.keys():
+        raise ValueError(f"no document with the fields {', '.join(kinds)}")
+    for name, is_right in kinds.items():
+        if not is_right(document[name]):
+            raise ValueError(f"{ascii(document[name])[:60]} as {name}")
+    return dict(document)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_style(value: Any) -> bool:
+    """Whether it can be a colour or dashes, which stand in the page as they are."""
+    return _is_text(value) and re.fullmatch(r"[\w#%(),. -]*", value) is not None
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(_TEXTS, _is_text),
+    "panels": _are_texts,
+    "rows": _are_texts,
+    "curves": _is_switch,
+    "metrics": lambda value: isinstance(value, list),
+    "looks": lambda value: isinstance(value, dict),
+}
+"""What ``reading.json`` has, and what each field may be."""
+_METRIC: dict[str, Callable[[Any], bool]] = {
+    "name": _is_text,
+    "label": _is_text,
+    "digits": lambda value: is_whole(value, 0, 20),
+    "direction": lambda value: isinstance(value, str) and value in ("down", "up"),
+}
+_LOOK: dict[str, Callable[[Any], bool]] = {
+    "label": _is_text,
+    "colour": _is_style,
+    "dash": _is_style,
+    "has_tau": _is_switch,
+}
 
 
 def of_runs(name: str, runs: Sequence[Run]) -> Iterator[tuple[Reading, list[Run]]]:

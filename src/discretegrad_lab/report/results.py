@@ -1,7 +1,8 @@
 """Stored runs as small text files that can be committed, and back.
 
 ``runs.csv`` has a line for each run of a recipe, whatever became of it. ``curves.csv`` has a line
-for each run and metric, with a column for each epoch that is written.
+for each run and metric, with a column for each epoch that is written. ``checksums.json`` says what
+is in them, see ``sources``.
 """
 
 import csv
@@ -13,16 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..runs.files import write_whole
-from ..runs.store import Store
+from ..runs.files import is_name, is_whole, parse
+from ..runs.store import IDENTITY, DamagedRun, Store
 from ..stack.config import Run
 from ..tasks.evidence import STATES, Results, Row
+from .sources import CHECKSUMS, has_sources, read_sources, write_sources
 
 RUNS, CURVES = "runs.csv", "curves.csv"
 _DONE = ("finished", "diverged")
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
-_FINAL = "final_"
+_FINAL, _FIRST = "final_", "first_recorded_"
 _PROVENANCE = ("commit", "source", "device", "torch")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
@@ -78,15 +80,17 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
 
 def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
     config = configuration(run)
-    status = store.status(run)
-    if status.state in ("new", "damaged"):
-        if status.reason:
-            # it names a place on this machine, so it stays out of the row
-            damaged.append(status.reason)
-        return Row(run.identity, config, "missing" if status.state == "new" else "damaged"), []
-    metrics = store.metrics(run)
+    try:
+        saved = store.look(run)
+    except DamagedRun as error:
+        # it names a place on this machine, so it stays out of the row
+        damaged.append(str(error))
+        return Row(run.identity, config, "damaged"), []
+    if saved is None:
+        return Row(run.identity, config, "missing"), []
+    status, metrics = saved.status, saved.metrics
     # the start that ended it; all starts stay in the store
-    environment = store.environment(run)[-1]
+    environment = saved.environment[-1]
     end = metrics[-1] if metrics and status.state == "finished" else {}
     row = Row(
         run.identity,
@@ -98,8 +102,19 @@ def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapp
         status.seconds,
         _commit(environment),
         *(str(environment.get(name) or "unknown") for name in ("source", "device", "torch")),
+        first=_first(metrics) if end else {},
     )
     return row, metrics
+
+
+def _first(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The first value of each metric that has several."""
+    first = {}
+    for name in metrics[0]:
+        values = [row[name] for row in metrics if math.isfinite(row[name])]
+        if len(values) > 1 and name != "epoch":
+            first[name] = values[0]
+    return first
 
 
 def configuration(run: Run) -> dict[str, Any]:
@@ -116,10 +131,11 @@ def _commit(environment: Mapping[str, Any]) -> str:
     return commit + " and changes" * bool(environment.get("changed_since_commit"))
 
 
-def write(results: Results, folder: Path) -> None:
-    """Write ``runs.csv`` and ``curves.csv``."""
-    write_whole(folder / RUNS, _runs_text(results))
-    write_whole(folder / CURVES, _curves_text(results))
+def write(results: Results, folder: Path, more: Mapping[str, str] | None = None) -> None:
+    """Write ``runs.csv``, ``curves.csv`` and more files of these names, all of them or none."""
+    write_sources(
+        folder, {RUNS: _runs_text(results), CURVES: _curves_text(results), **(more or {})}
+    )
 
 
 def read(folder: Path) -> Results:
@@ -128,34 +144,55 @@ def read(folder: Path) -> Results:
     Raises:
         ValueError: If a file is not as it was written.
     """
-    if not (folder / RUNS).exists():
+    if not has_sources(folder, RUNS):
         return Results(folder.name)
     try:
-        return _read(folder)
-    except (ValueError, csv.Error) as error:
+        files = read_sources(folder, (RUNS, CURVES))
+        return Results(folder.name, _rows(files), _curves(files))
+    except (ValueError, KeyError, csv.Error, RecursionError) as error:
         raise ValueError(
             f"expected {RUNS} and {CURVES} in {folder} as they were written, got: {error}; put "
-            "copies of them back, or move them away and write them again with `discretegrad report "
-            f"{folder.name}` where the runs are"
+            f"copies of them and of {CHECKSUMS} back, or move all three away and write them again "
+            f"with `discretegrad report {folder.name}` where the runs are"
         ) from error
 
 
-def _read(folder: Path) -> Results:
-    rows = [_parse_run(line) for line in _lines(folder / RUNS, ("identity", *_OUTCOME))]
-    curves = {}
-    if (folder / CURVES).exists():
-        for line in _lines(folder / CURVES, ("identity", "metric")):
-            key = line.pop("identity"), line.pop("metric")
-            curves[key] = {int(epoch): float(text) for epoch, text in line.items() if text}
-    return Results(folder.name, tuple(rows), curves)
+def _rows(files: Mapping[str, bytes]) -> tuple[Row, ...]:
+    lines = _lines(RUNS, files, ("identity", *_OUTCOME))
+    rows = {row.identity: row for row in map(_parse_run, lines)}
+    if len(rows) < len(lines):
+        raise ValueError(f"a run that occurs twice in {RUNS}")
+    return tuple(rows.values())
+
+
+def _curves(files: Mapping[str, bytes]) -> dict[tuple[str, str], dict[int, float]]:
+    curves: dict[tuple[str, str], dict[int, float]] = {}
+    for line in _lines(CURVES, files, ("identity", "metric")) if CURVES in files else ():
+        key = line.pop("identity"), line.pop("metric")
+        curves[key] = {_whole(epoch, 1): _finite(text) for epoch, text in line.items() if text}
+    return curves
+
+
+def _whole(text: str, least: int) -> int:
+    number = int(text)
+    if not is_whole(number, least):
+        raise ValueError(f"the number {text}, which is not at least {least} and below 2**53")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text}, which is not finite")
+    return number
 
 
 def _runs_text(results: Results) -> str:
     fields = dict.fromkeys(name for row in results.rows for name in row.config)
     metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
-    lines = [
-        ("identity", *fields, *_OUTCOME[:2], *(_FINAL + name for name in metrics), *_OUTCOME[2:])
-    ]
+    first = dict.fromkeys(name for row in results.rows for name in row.first)
+    measured = (*(_FIRST + name for name in first), *(_FINAL + name for name in metrics))
+    lines = [("identity", *fields, *_OUTCOME[:2], *measured, *_OUTCOME[2:])]
     for row in results.rows:
         lines.append(
             (
@@ -163,6 +200,7 @@ def _runs_text(results: Results) -> str:
                 *(_text(row.config.get(name)) for name in fields),
                 row.state,
                 str(row.epoch),
+                *(significant(row.first.get(name)) for name in first),
                 *(significant(row.metrics.get(name)) for name in metrics),
                 _text(row.diverged_step),
                 format(row.seconds, ".4g"),
@@ -177,26 +215,40 @@ def _parse_run(line: dict[str, str]) -> Row:
         raise ValueError(
             f"the state {line['state']!r} in {RUNS}, which is none of {', '.join(STATES)}"
         )
-    config, metrics = {}, {}
+    config, metrics, first = {}, {}, {}
     for name, text in line.items():
         if name.startswith(_FINAL):
             if text:
-                metrics[name.removeprefix(_FINAL)] = float(text)
+                metrics[name.removeprefix(_FINAL)] = _finite(text)
+        elif name.startswith(_FIRST):
+            if text:
+                first[name.removeprefix(_FIRST)] = _finite(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
     for name in ("estimator", "task"):
         if not config.get(name):
             raise ValueError(f"a run without {name} in {RUNS}")
+    if not (IDENTITY.fullmatch(line["identity"]) and is_name(config["task"])):
+        raise ValueError(f"{line['identity']!r} of {config['task']!r} in {RUNS}, which is no run")
+    if config.get("line") is not None and not _is_line(config["line"]):
+        raise ValueError(f"{config['line']!r} in {RUNS}, which is no estimator of a user")
     return Row(
         line["identity"],
         config,
         line["state"],
-        int(line["epoch"]),
+        _whole(line["epoch"], 0),
         metrics,
-        int(line["diverged_step"]) if line["diverged_step"] else None,
-        float(line["seconds"]),
+        _whole(line["diverged_step"], 1) if line["diverged_step"] else None,
+        _finite(line["seconds"]),
         *(line[name] for name in _PROVENANCE),
+        first=first,
     )
+
+
+def _is_line(text: object) -> bool:
+    """Whether it is what ``configuration`` makes of the line of a user."""
+    document = parse(text.encode()) if isinstance(text, str) else None
+    return isinstance(document, dict) and isinstance(document.get("source"), str)
 
 
 def _curves_text(results: Results) -> str:
@@ -222,13 +274,13 @@ def significant(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else format(value, ".6g")
 
 
-def _lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), strict=True)
+def _lines(name: str, files: Mapping[str, bytes], needed: Sequence[str]) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(files[name].decode(), newline=""), strict=True)
     lines = list(reader)
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing or any(None in line or None in line.values() for line in lines):
         what = f"no columns {', '.join(missing)}" if missing else "lines of different lengths"
-        raise ValueError(f"{what} in {path.name}")
+        raise ValueError(f"{what} in {name}")
     return lines
 
 

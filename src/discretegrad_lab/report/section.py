@@ -39,13 +39,22 @@ def _state(reading: Reading, results: Results) -> str:
     counts = {state: count for state, count in results.counts().items() if count}
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     texts = [f"{len(results.rows)} runs: {states}"]
-    for state in counts:
-        if state != "finished":
-            keys = [row.config["estimator"] for row in results.rows if row.state == state]
-            names = (f"{reading.look(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))
-            texts.append(f"{state.capitalize()}: {', '.join(names)}")
+    apart = {
+        state.capitalize(): [row for row in results.rows if row.state == state]
+        for state in counts
+        if state != "finished"
+    }
+    failed = results.failed(reading.metrics[0])
+    if failed:
+        metric = reading.metrics[0].label
+        apart[f"Failed to train, {metric} no better at the end than after the first epoch"] = failed
+    for what, rows in apart.items():
+        keys = [row.config["estimator"] for row in rows]
+        names = (f"{reading.look(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))
+        texts.append(f"{what}: {', '.join(names)}")
     for name in ("device", "torch", "commit", "source"):
         values = dict.fromkeys(getattr(row, name) for row in results.rows if row.commit)
         if values:
-            texts.append(f"{name.capitalize()}: {', '.join(values)}")
+            # in one line, since the text of a section may have paragraphs
+            texts.append(f"{name.capitalize()}: {' '.join(', '.join(values).splitlines())}")
     return ". ".join(texts) + "."

@@ -166,11 +166,12 @@ def with_half(value: float, half: float, places: int, sign: str = "") -> str:
 
 
 def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:
-    """A sentence on each cell some of whose runs are not finished."""
+    """A sentence on each cell some of whose runs are not finished, or failed to train."""
     sentences = []
     for entry in cells:
-        if entry.states["finished"] < entry.planned:
+        if entry.states["finished"] < entry.planned or entry.failed:
             parts = reading.look(entry.estimator).label, reading.describe(entry.setting)
-            counts = ", ".join(f"{count} {state}" for state, count in entry.states.items() if count)
-            sentences.append(f"{', '.join(filter(None, parts))}: {counts}.")
+            counts = [f"{count} {state}" for state, count in entry.states.items() if count]
+            counts += [f"{entry.failed} of them failed to train"] if entry.failed else []
+            sentences.append(f"{', '.join(filter(None, parts))}: {', '.join(counts)}.")
     return sentences

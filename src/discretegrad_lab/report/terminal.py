@@ -6,6 +6,7 @@ from typing import Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import document
 from .document import Section
@@ -17,24 +18,24 @@ def show(section: Section, console: Console) -> None:
     """Print a section without its figures."""
 
     def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, markup=False, highlight=False)
+        console.print(_text(text), style=style, highlight=False)
 
     say(section.heading, "bold")
     say(section.text)
     for item in section.tables:
         for number, block in enumerate(_blocks(item, console.width)):
             table = Table(
-                title=None if number else item.title, box=SIMPLE_HEAD, title_justify="left"
+                title=None if number else _text(item.title), box=SIMPLE_HEAD, title_justify="left"
             )
             for column in block:
                 # folded, since a number that is cut off is another number
                 side: Literal["left", "right"] = "right" if column else "left"
                 width = _needed(item, column)
                 table.add_column(
-                    item.headings[column], justify=side, overflow="fold", min_width=width
+                    _text(item.headings[column]), justify=side, overflow="fold", min_width=width
                 )
             for row in item.rows:
-                table.add_row(*(row[column] for column in block))
+                table.add_row(*(_text(row[column]) for column in block))
             console.print(table)
         for note in (item.caption, *item.notes):
             say(note, "dim")
@@ -42,6 +43,11 @@ def show(section: Section, console: Console) -> None:
         console.print(verdict.word, style=_COLOURS[verdict.holds], end=": ")
         say(f"{verdict.text} ({verdict.place})")
         say(verdict.evidence, "dim")
+
+
+def _text(text: str) -> Text:
+    """A text that a terminal only shows, also where it looks like a tag of rich."""
+    return Text(document.printable(text))
 
 
 def _blocks(table: document.TextTable, width: int) -> Iterator[list[int]]:
@@ -60,4 +66,5 @@ def _blocks(table: document.TextTable, width: int) -> Iterator[list[int]]:
 def _needed(table: document.TextTable, column: int) -> int:
     """The width of a column whose heading may be broken between words."""
     words = table.headings[column].split() or [""]
-    return max(map(len, (*words, *(row[column] for row in table.rows))))
+    cells = (row[column] for row in table.rows)
+    return max(len(document.printable(text)) for text in (*words, *cells))

@@ -5,15 +5,36 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..stack.trainer import Stack
 
 _COST = 0.02
 """Of the training time that checkpoints may take."""
 _SELDOM = 30.0
 """Seconds between two checkpoints, however cheap they are."""
+_SOON = 3.0
+"""Seconds until the first checkpoint of a stack: less than this and one epoch is never lost, also
+if the process is killed again and again."""
+_COPY_COST = 0.005
+"""Of the training time that copies in memory may take."""
 _MARGIN = 1.2
 """How much longer than the longest epoch so far the next one may take, for the budget."""
 # fsync mostly waits, and the journal takes what comes at once together
 WRITERS = 8
+
+
+class Copy(NamedTuple):
+    """All members of a stack at the end of an epoch, in the memory of the CPU."""
+
+    epoch: int
+    states: list[dict[str, Tensor]]
+    diverged: list[int | None]
+    """The step at which each member diverged."""
+    seconds: list[float]
+    """How long each member has been trained."""
 
 
 class Pace:
@@ -27,14 +48,26 @@ class Pace:
         # guesses for a slow disk, until there are measurements
         self._cost = self._blocked + members * (size / 5e8 + 0.002)
         self._wall = members * (size / 1e8 + 0.01)
+        self._begun = False
+        self.copy_seconds = members * seconds
+        """How long it takes to have the states of all members."""
 
     def epoch(self, seconds: float) -> None:
         """An epoch took so long."""
         self._epochs.append(seconds)
 
+    def copied(self, stack: Stack, seconds: list[float]) -> Copy:
+        """A copy of a stack, whose members have been trained for so long."""
+        began = time.perf_counter()
+        steps = [None if step < 0 else step for step in stack.diverged.tolist()]
+        copy = Copy(stack.epoch, stack.states(), steps, seconds)
+        self.copy_seconds = time.perf_counter() - began
+        return copy
+
     def waited(self, seconds: float) -> None:
         """Training waited so long for a checkpoint to be on its way."""
         self._blocked = seconds
+        self._begun = True
 
     def written(self, wall: float, processor: float) -> None:
         """That checkpoint was written in the background."""
@@ -48,9 +81,13 @@ class Pace:
         known = self._epochs[1:] or self._epochs
         return _MARGIN * max(known, default=0.0) + self._blocked + 1.5 * self._wall
 
+    def copy_interval(self) -> float:
+        """Seconds between copies in memory that keep their cost low."""
+        return self.copy_seconds / _COPY_COST
+
     def interval(self) -> float:
-        """Seconds between checkpoints that keep their cost low."""
-        return max(_SELDOM, self._cost / _COST)
+        """Seconds until the next checkpoint: soon for the first one, then what keeps them cheap."""
+        return max(_SELDOM, self._cost / _COST) if self._begun else _SOON
 
 
 class Writer:

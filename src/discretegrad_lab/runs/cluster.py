@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from ..stack.config import Run
-from .connection import check_address, connected, import_ray, lost, resources
+from .connection import Lifeline, connected, import_ray, lost, resources
 from .desk import Desk
-from .execute import STACK_OPTIONS, StackOptions
-from .listener import Listener, Outcome
+from .listener import Listener, Outcome, Together
+from .options import STACK_OPTIONS, StackOptions
 from .plan import Estimate
 from .signals import stop_signals
 from .store import Store, StoreError
@@ -75,9 +76,8 @@ def execute(
     """
     if budget is not None and not budget > 0:
         raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
-    check_address(address)
     deadline = math.inf if budget is None else time.perf_counter() + budget
-    ray = import_ray()
+    ray = import_ray(address)
     with connected(ray, address):
         kind, workers = resources(ray, device)
         configs = list(dict.fromkeys(runs))
@@ -88,22 +88,34 @@ def execute(
             stacks,
             files=_user_files(configs),
         )
-        job = _Job(ray, configs, place, listener)
-        job.plan(workers)
-        with stop_signals() as caught:
-            job.go(deadline, caught)
+        job = _Job(ray, configs, place, listener, Lifeline(ray))
+        try:
+            job.plan(workers)
+            with stop_signals() as caught:
+                job.go(deadline, caught)
+        except ray.exceptions.RayError as error:
+            raise lost(error) from error
     return job.outcome()
 
 
 class _Job:
     """One call of ``execute``."""
 
-    def __init__(self, ray: Any, runs: list[Run], place: Place, listener: Listener | None) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        runs: list[Run],
+        place: Place,
+        listener: Listener | None,
+        lifeline: Lifeline,
+    ) -> None:
         self.ray, self.runs, self.store, self.place = ray, runs, Store(place.root), place
-        self.listener = listener or Listener()
+        self.lifeline = lifeline
+        self.listener = Together(*([] if listener is None else [listener]))
         self.forward = _Forward(self.listener)
         self.fate: dict[Run, str] = {}
         """What became of a run: a field of an outcome."""
+        self.failed: set[Run] = set()
         self.damaged: dict[Run, str] = {}
         self.stop: str | None = None
         """Why the workers are to stop."""
@@ -120,18 +132,22 @@ class _Job:
     def plan(self, workers: int) -> None:
         """Sort the runs by what is stored, and those to do into stacks that fit a worker."""
         remote = self.ray.remote(**self.options)(plan)
-        try:
-            arguments = (packed(self.runs), self.place, workers)
-            planned: Estimate = value(self.ray.get(remote.remote(*arguments)))
-        except self.ray.exceptions.RayError as error:
-            raise lost(error) from error
+        arguments = (packed(self.runs), self.place, workers)
+        planned: Estimate = value(self._answer(remote.remote(*arguments)))
         self.stacks = [stack.runs for stack in planned.stacks]
         self.fate |= dict.fromkeys(planned.done, "already")
         self.damaged |= planned.damaged
         for run, reason in planned.damaged.items():
             self.listener.run_damaged(run, reason)
+        self._count_failures()
         to_do = {run for stack in self.stacks for run in stack}
         self.listener.planned(planned.done, [run for run in self.runs if run in to_do])
+
+    def _answer(self, reference: Any) -> Any:
+        """What a reference stands for, once that is known."""
+        while not self.ray.wait([reference], timeout=_POLL)[0]:
+            self.lifeline.check()
+        return self.ray.get(reference)
 
     def go(self, deadline: float, caught: Sequence[str]) -> None:
         """Have the stacks trained until all are, or it must stop."""
@@ -151,10 +167,11 @@ class _Job:
             try:
                 self._watch(desk, tasks, deadline, caught)
             finally:
-                # none are left unless something went wrong
-                for task in tasks:
-                    ray.cancel(task, force=True)
-                ray.kill(desk)
+                if not self.lifeline.cut:
+                    # none are left unless something went wrong
+                    for task in tasks:
+                        ray.cancel(task, force=True)
+                    ray.kill(desk)
         if self.errors:
             raise self.errors[0]
 
@@ -167,10 +184,11 @@ class _Job:
         while tasks:
             # what a task has reported is at the desk when it ends
             ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=_POLL)
+            self.lifeline.check()
             if caught and self.stop is None:
                 self.stop = caught[0]
             left = deadline - time.perf_counter()
-            for stack, report in ray.get(desk.take.remote(self.stop, left)):
+            for stack, report in self._answer(desk.take.remote(self.stop, left)):
                 name, arguments = pickle.loads(report)
                 if name == "begun":
                     begun[stack] += 1
@@ -212,12 +230,20 @@ class _Job:
         else:
             for name in GROUPS:
                 self.fate |= dict.fromkeys(getattr(outcome, name), name)
+            self.failed |= {*outcome.failed}
             self.damaged |= outcome.damaged
+            self._count_failures()
             self.stopped_by = self.stopped_by or outcome.stopped_by
             self.abandoned = self.abandoned or outcome.abandoned
             if again:
                 # the worker before may have got so far
                 self._look(outcome.already)
+
+    def _count_failures(self) -> None:
+        """Stop if more runs have failed, on all nodes together, than may."""
+        most = self.place.stacks.max_failures
+        if most is not None and len(self.damaged) >= most:
+            self.stop = self.stop or "failures"
 
     def _look(self, runs: Sequence[Run]) -> None:
         for run in runs:
@@ -231,6 +257,7 @@ class _Job:
         }
         return Outcome(
             **groups,
+            failed=tuple(run for run in self.runs if run in self.failed),
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
             stopped_by=self.stopped_by and (self.stop or self.stopped_by),
             abandoned=self.abandoned,
@@ -270,11 +297,20 @@ class _Forward:
 
 @contextlib.contextmanager
 def _token(root: Path) -> Iterator[Path]:
-    """A file by which workers see that the store is on the storage that the driver has."""
-    path = root / ".locks" / f"cluster-{uuid.uuid4().hex[:8]}"
+    """A file by which workers see that the store is on the storage that the driver has.
+
+    The driver holds a lock on it, which the kernel gives up when it dies: those that nobody holds
+    were left by drivers that were killed, and are deleted.
+    """
+    folder = root / ".locks"
+    path = folder / f"cluster-{uuid.uuid4().hex[:8]}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("cluster-*"):
+            with contextlib.suppress(Timeout, OSError), FileLock(old, blocking=False):
+                old.unlink()
+        lock = FileLock(path)
+        lock.acquire()
     except OSError as error:
         raise StoreError(
             f"expected to write in {root}, got: {error.strerror}; choose a results directory that "
@@ -284,6 +320,7 @@ def _token(root: Path) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
+        lock.release()
 
 
 def _user_files(runs: Iterable[Run]) -> tuple[Path, ...]:

@@ -1,5 +1,6 @@
 """What a run was trained with, and what this machine has to offer."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -8,7 +9,7 @@ import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,32 @@ COMMIT = "DISCRETEGRAD_COMMIT"
 _PACKAGES = (Path(discretegrad.__file__).parent, Path(__file__).parents[1])
 _MEMORY_INFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 62
+
+
+class _Version(NamedTuple):
+    """How a version of Linux control groups says what memory a group may have."""
+
+    kind: str
+    """Of the group, in the list of those that a process is in."""
+    folder: str
+    most: str
+    used: str
+    cached: str
+    """What of the used memory are files that the kernel drops as soon as somebody needs it."""
+
+
+_VERSIONS = (
+    _Version("", "", "memory.max", "memory.current", "inactive_file"),
+    _Version(
+        "memory",
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
 
 
 def describe(device: torch.device | str, *, tf32: bool = False) -> dict[str, Any]:
@@ -100,6 +127,14 @@ def free_memory(device: torch.device | str) -> int:
     return min(_machine_memory(), _container_memory())
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory could not be had; on a CPU torch has no type for that."""
+    signs = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in signs
+    )
+
+
 def _machine_memory() -> int:
     try:
         for line in _MEMORY_INFO.read_text().splitlines():
@@ -115,13 +150,44 @@ def _machine_memory() -> int:
 
 
 def _container_memory() -> int:
-    """What the limit of a container leaves; no limit is a very large one."""
+    """What the limits of its control groups leave this process; no limit is a very large one.
+
+    A group is a directory and its limit holds for all groups below it. A container may see its own
+    group only, at the top and under another name than the process has.
+    """
+    left = _UNLIMITED
+    for version in _VERSIONS:
+        name = _group(version.kind)
+        for group in (name, *name.parents):
+            left = min(left, _left(_CONTAINER / version.folder / group, version))
+    return left
+
+
+def _group(kind: str) -> Path:
+    """The name of the control group that this process is in, by the kind of group."""
     try:
-        most = (_CONTAINER / "memory.max").read_text().strip()
-        used = (_CONTAINER / "memory.current").read_text().strip()
-        return max(int(most) - int(used), 0)
+        for line in _GROUPS.read_text().splitlines():
+            _, kinds, name = line.split(":", 2)
+            # a group beyond what a container sees is called /..
+            if kind in kinds.split(",") and ".." not in name:
+                return Path(name.strip("/"))
     except (OSError, ValueError):
-        return 1 << 62
+        pass
+    return Path()
+
+
+def _left(directory: Path, version: _Version) -> int:
+    try:
+        most = int((directory / version.most).read_text())
+        used = int((directory / version.used).read_text())
+    except (OSError, ValueError):
+        return _UNLIMITED
+    cached = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in (directory / "memory.stat").read_text().splitlines():
+            if line.startswith(f"{version.cached} "):
+                cached = int(line.split()[1])
+    return max(most - max(used - cached, 0), 0)
 
 
 @functools.cache

@@ -1,42 +1,26 @@
 """Train what is not trained yet: stacks that fit, checkpoints, a clean stop, several processes."""
 
+import contextlib
 import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from ..stack.config import Run
 from ..stack.trainer import EpochAbandoned, Stack
 from ..tasks import task
-from .checkpoints import WRITERS, Pace, Writer
-from .environment import check_device, describe
-from .listener import Listener, Outcome
-from .plan import Fit, check_largest, look, memory_of, next_group, stack_key
+from .checkpoints import WRITERS, Copy, Pace, Writer
+from .environment import check_device, describe, out_of_memory
+from .listener import Listener, Outcome, Together
+from .options import STACK_OPTIONS, StackOptions
+from .pending import Group, look
+from .plan import Fit, memory_of
 from .signals import stop_signals
-from .store import DamagedRun, Environment, Metrics, Saved, State, Status, Store
-
-MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
-
-
-class StackOptions(NamedTuple):
-    """How runs are put into stacks, and how often those are saved."""
-
-    largest_stack: int | None = None
-    """The most members of a stack; by default as many as fit."""
-    checkpoint_every: float | None = None
-    """Seconds between checkpoints; by default as many as keep their cost below 2 % of the time."""
-    make_stack: MakeStack | None = None
-    """Makes a stack; that of the runs' task by default."""
-    bytes_per_member: Callable[[Run], int] | None = None
-    """Device memory of one member; asks the task by default."""
-
-
-STACK_OPTIONS = StackOptions()
+from .store import DamagedRun, Environment, LostClaim, Metrics, Saved, State, Status, Store
 
 
 def execute(
@@ -52,7 +36,9 @@ def execute(
 ) -> Outcome:
     """Train every run that is not done and not in the hands of another process.
 
-    SIGINT and SIGTERM save and stop after the current epoch; a second one stops at once.
+    SIGINT, SIGTERM and SIGHUP save and stop after the current epoch; SIGINT or SIGTERM as a second
+    one stops at once. If anything raises an error, what is trained is saved first, but for the
+    latest epochs where copies of them would have taken too long.
 
     Args:
         runs: Configurations, in the order their stacks should be trained.
@@ -63,7 +49,8 @@ def execute(
             it is saved.
         data: The directory of the data sets.
         stacks: How stacks are made and saved.
-        listener: Is told what happens.
+        listener: Is told what happens. If it raises an error, training goes on without it, and a
+            warning in the log says so.
         announce: Is told the name of the first signal at once, in its handler, so it should do
             hardly more than ``os.write``.
 
@@ -73,12 +60,11 @@ def execute(
     """
     if budget is not None and not budget > 0:
         raise ValueError(f"expected a positive number of seconds as budget, got {budget}")
-    check_largest(stacks.largest_stack)
-    if stacks.checkpoint_every is not None and not stacks.checkpoint_every >= 0:
-        raise ValueError(f"expected seconds as checkpoint_every, got {stacks.checkpoint_every}")
+    stacks.check()
     deadline = math.inf if budget is None else time.perf_counter() + budget
     fit = Fit(check_device(device), stacks.largest_stack, stacks.bytes_per_member or memory_of)
-    work = _Work(store, fit, data, deadline, stacks, listener or Listener())
+    told = Together(*([] if listener is None else [listener]))
+    work = _Work(store, fit, data, deadline, stacks, told)
     work.look(runs)
     with stop_signals(announce) as caught, Writer() as work.writer:
         work.caught = caught
@@ -125,20 +111,23 @@ class _Work:
         """How long the latest stack took from claiming its runs to its first epoch, in seconds."""
         self.held: dict[Run, None] = {}
         """Claims that have not been handed over to a final commit."""
-        self.elsewhere: set[Run] = set()
         self.told: set[Run] = set()
         self.finished: set[Run] = set()
+        self.failed: set[Run] = set()
         self.diverged: set[Run] = set()
-        self.lost: list[tuple[Run, str]] = []
-        """Damage that commits have met."""
+        self.max_failures = math.inf if stacks.max_failures is None else stacks.max_failures
+        self.lost: list[tuple[Run, str | None]] = []
+        """Runs that could not be saved, and why; None if another process has saved them."""
 
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
-        self.runs = dict.fromkeys(runs)
-        for _ in self.store.runs(damaged=[]):
+        damaged: list[DamagedRun] = []
+        for _ in self.store.runs(damaged):
             # a newer version may have written others than these, under names of its own
             pass
-        self.pending, self.already, self.damaged = look(self.runs, self.store)
+        self.runs, self.pending, self.already, self.damaged = look(runs, self.store)
+        asked = {run.identity for run in self.runs}
+        self.unrelated = [str(error) for error in damaged if error.directory.name not in asked]
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
         self.listener.planned(list(self.already), list(self.pending))
@@ -149,30 +138,28 @@ class _Work:
         while trained:
             trained = False
             # others may have died or stopped meanwhile
-            self.elsewhere.clear()
+            self.pending.put_back()
             while self.stopped_by is None:
-                here = self._here()
-                if not here or self._must_stop(self.building):
+                group = self.pending.group()
+                if not group or self._must_stop(self.building):
                     break
-                trained |= self._take(next_group(here))
-            trained = trained and bool(self.elsewhere) and self.stopped_by is None
-
-    def _here(self) -> dict[Run, int]:
-        return {run: e for run, e in self.pending.items() if run not in self.elsewhere}
+                trained |= self._take(group)
+            trained = trained and bool(self.pending.aside) and self.stopped_by is None
 
     def outcome(self) -> Outcome:
         """Afterwards."""
         self._note_losses()
-        for run in self.elsewhere:
+        for run in tuple(self.pending.aside):
             if self.store.status(run, quick=True).done:
                 self.already[run] = None
-                self.pending.pop(run, None)
+                del self.pending[run]
         groups = {
             "finished": self.finished,
+            "failed": self.failed,
             "diverged": self.diverged,
             "already": self.already,
-            "stopped": self.pending.keys() - self.elsewhere,
-            "elsewhere": self.pending.keys() & self.elsewhere,
+            "stopped": self.pending.keys() - self.pending.aside.keys(),
+            "elsewhere": self.pending.aside,
         }
         return Outcome(
             **{
@@ -180,11 +167,12 @@ class _Work:
                 for name, members in groups.items()
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
+            unrelated=tuple(self.unrelated),
             stopped_by=self.stopped_by,
             abandoned=self.abandoned,
         )
 
-    def _take(self, group: Sequence[Run]) -> bool:
+    def _take(self, group: Group) -> bool:
         """Train a stack of a group; False if none of them could be had."""
         size = self.fit.count(group)
         try:
@@ -196,10 +184,12 @@ class _Work:
             if not self.held or self.stopped_by is not None:
                 return False
             self._train()
-        except torch.OutOfMemoryError:
-            # the task's estimate was too low
-            if len(self.held) < 2:
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
                 raise
+            if len(self.held) < 2:
+                raise torch.OutOfMemoryError(str(error) or "out of memory.") from error
+            # the task's estimate was too low
             self.fit.halve(list(self.held))
         finally:
             if self.held:
@@ -211,11 +201,13 @@ class _Work:
 
     def _claim(self, run: Run) -> bool:
         """Claim a run and look again: it may not be as it was when the stack was planned."""
-        if not self.store.claim(run):
-            self.elsewhere.add(run)
-            if run not in self.told:
-                self.told.add(run)
-                self.listener.run_elsewhere(run)
+        try:
+            claimed = self.store.claim(run)
+        except DamagedRun as error:
+            self._leave_alone(run, str(error))
+            return False
+        if not claimed:
+            self._leave_to_another(run)
             return False
         status = self.store.status(run, quick=True)
         if status.state == "damaged":
@@ -235,9 +227,27 @@ class _Work:
         self.damaged[run] = reason
         self.listener.run_damaged(run, reason)
 
+    def _leave_to_another(self, run: Run) -> None:
+        self.pending.set_aside(run)
+        if run not in self.told:
+            self.told.add(run)
+            self.listener.run_elsewhere(run)
+
     def _note_losses(self) -> None:
         while self.lost:
-            self._leave_alone(*self.lost.pop())
+            run, reason = self.lost.pop()
+            if reason is not None:
+                self._leave_alone(run, reason)
+            else:
+                # it may look finished here; the next claim sees how far the other one is
+                self.pending.setdefault(run, 0)
+                self._leave_to_another(run)
+
+    def _let_go(self, run: Run, reason: str) -> None:
+        """Leave a run alone that was to be a member of the next stack."""
+        self._leave_alone(run, reason)
+        self.store.release(run)
+        del self.held[run]
 
     def _load(self) -> dict[Run, Saved]:
         """What is stored of runs that have begun; damaged ones are let go."""
@@ -246,7 +256,10 @@ class _Work:
             try:
                 loaded[run] = self.store.load(run)
             except DamagedRun as error:
-                self._leave_alone(run, str(error))
+                self._let_go(run, str(error))
+            except KeyError:
+                # moved away since it was claimed, so it begins again
+                self.pending[run] = 0
                 self.store.release(run)
                 del self.held[run]
         return loaded
@@ -260,7 +273,13 @@ class _Work:
         stack = self.make_stack(list(self.held), self.fit.device, self.data)
         for number, run in enumerate(stack.runs):
             if run in saved:
-                stack.load_state(number, saved[run].state)
+                try:
+                    stack.load_state(number, saved[run].state)
+                except ValueError as error:
+                    self._let_go(run, f"{self.store.directory(run)}: {error}")
+        if len(self.held) < len(stack.runs):
+            # the others make another stack
+            return
         stack.epoch = epoch
         here = {
             **describe(self.fit.device, tf32=stack.runs[0].tf32),
@@ -282,75 +301,111 @@ class _Work:
         self.listener.stack_started(stack.runs, epoch, stack.epochs, stack.steps_per_epoch)
         self.building = time.perf_counter() - began
         # where others wait that these can join
-        same = (e for run, e in self._here().items() if stack_key(run) == stack_key(stack.runs[0]))
-        until = min((e for e in same if e > epoch), default=stack.epochs)
-        self._loop(stack, members, until, pace)
+        self._loop(stack, members, self.pending.joins(stack.runs[0], epoch), pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
     def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:
         saved_at = stack.epoch
-        last = time.perf_counter()
+        copy: Copy | None = None
+        """Of epochs that are not saved, for the case of an error."""
+        last = copied = time.perf_counter()
 
         def over() -> bool:
             # epochs before it that are not saved would be lost, and a signal promises to finish it
             saved = stack.epoch == saved_at
             return saved and not self.caught and time.perf_counter() >= self.deadline
 
-        stop = None if math.isinf(self.deadline) else over
-        while stack.epoch < until and not self._must_stop(pace.next_epoch()):
-            began = time.perf_counter()
-            try:
-                metrics = stack.advance(stop)
-            except EpochAbandoned:
-                self.stopped_by, self.abandoned = "budget", True
-                break
-            now = time.perf_counter()
-            pace.epoch(now - began)
-            for number, member in enumerate(members):
-                row = {name: values[number] for name, values in metrics.items()}
-                member.metrics.append({"epoch": stack.epoch, **row})
-                member.seconds += now - began
-            self.listener.epoch_done(stack.epoch, metrics, now - began)
-            self.writer.check()
-            every = pace.interval() if self.checkpoint_every is None else self.checkpoint_every
-            if stack.epoch < until and now - last >= every:
-                self._save(stack, members, pace)
-                saved_at, last = stack.epoch, time.perf_counter()
-        if stack.epoch > saved_at:
-            self._save(stack, members, pace)
-        if stack.epoch < stack.epochs:
-            # what is stored decides what comes next
-            self.writer.wait()
-            self._note_losses()
-            for member in members:
-                if member.run in self.pending:
-                    self.pending[member.run] = stack.epoch
+        def copy_now() -> Copy:
+            return pace.copied(stack, [member.seconds for member in members])
 
-    def _save(self, stack: Stack, members: Sequence[_Member], pace: Pace) -> None:
+        stop = None if math.isinf(self.deadline) else over
+        try:
+            while stack.epoch < until and not self._must_stop(pace.next_epoch()):
+                try:
+                    now = self._advance(stack, members, pace, stop)
+                except EpochAbandoned:
+                    self.stopped_by, self.abandoned = "budget", True
+                    break
+                every = pace.interval() if self.checkpoint_every is None else self.checkpoint_every
+                if stack.epoch < until and now - last >= every:
+                    self._save(copy_now(), members, pace)
+                    copy, saved_at = None, stack.epoch
+                    last = copied = time.perf_counter()
+                elif now - copied >= pace.copy_interval():
+                    copy, copied = copy_now(), time.perf_counter()
+            if stack.epoch > saved_at:
+                self._save(copy_now(), members, pace)
+                copy, saved_at = None, stack.epoch
+            if stack.epoch < stack.epochs:
+                self._settle(members, stack.epoch)
+        except Exception:
+            if copy is not None:
+                self._rescue(copy, members, pace)
+            raise
+
+    def _advance(
+        self,
+        stack: Stack,
+        members: Sequence[_Member],
+        pace: Pace,
+        stop: Callable[[], bool] | None,
+    ) -> float:
+        """Train for an epoch; the time at its end."""
+        began = time.perf_counter()
+        metrics = stack.advance(stop)
+        now = time.perf_counter()
+        pace.epoch(now - began)
+        for number, member in enumerate(members):
+            row = {name: values[number] for name, values in metrics.items()}
+            member.metrics.append({"epoch": stack.epoch, **row})
+            member.seconds += now - began
+        self.listener.epoch_done(stack.epoch, metrics, now - began)
+        self.writer.check()
+        return now
+
+    def _settle(self, members: Sequence[_Member], epoch: int) -> None:
+        """Wait until an epoch is saved, since what is stored decides what comes next."""
+        self.writer.wait()
+        self._note_losses()
+        for member in members:
+            if member.run in self.pending and member.run not in self.pending.aside:
+                self.pending[member.run] = epoch
+
+    def _rescue(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
+        """Save a copy before an error ends training; if that fails too, the first error counts."""
+        with contextlib.suppress(Exception):
+            self.writer.wait()
+        with contextlib.suppress(Exception):
+            self._save(copy, members, pace)
+            self._settle(members, copy.epoch)
+
+    def _save(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
         """Hand a checkpoint of all members to the writer; a final one gives the claims up too."""
         began = time.perf_counter()
         self.writer.wait()
         self._note_losses()
-        finished = stack.epoch == stack.epochs
-        steps = [None if step < 0 else step for step in stack.diverged.tolist()]
-        states = stack.states()
+        finished = copy.epoch == members[0].run.epochs
         jobs = []
-        for member, step, state in zip(members, steps, states, strict=True):
-            if member.run not in self.damaged:
+        for number, member in enumerate(members):
+            if member.run not in self.damaged and member.run not in self.pending.aside:
+                step = copy.diverged[number]
                 end: State = "finished" if step is None else "diverged"
-                status = Status(end if finished else "started", stack.epoch, member.seconds, step)
-                saved = Saved(status, list(member.metrics), member.environment, state)
+                state: State = end if finished else "started"
+                status = Status(state, copy.epoch, copy.seconds[number], step)
+                metrics = member.metrics[: copy.epoch]
+                saved = Saved(status, metrics, member.environment, copy.states[number])
                 jobs.append(functools.partial(self._write, member.run, saved))
         self.writer.start(jobs, pace)
         if finished:
             for member in members:
-                self.pending.pop(member.run, None)
-                if member.run in self.damaged:
+                if member.run in self.damaged or member.run in self.pending.aside:
                     self.store.release(member.run)
+                else:
+                    self.pending.pop(member.run, None)
             self.held.clear()
-        waited = time.perf_counter() - began
+        waited = pace.copy_seconds + time.perf_counter() - began
         pace.waited(waited)
-        self.listener.checkpointed(stack.epoch, waited)
+        self.listener.checkpointed(copy.epoch, waited)
 
     def _write(self, run: Run, saved: Saved) -> None:
         """In another thread."""
@@ -358,8 +413,12 @@ class _Work:
             self.store.save(run, saved)
             if saved.status.done:
                 (self.finished if saved.status.state == "finished" else self.diverged).add(run)
+                if saved.status.state == "finished" and task(run.task).failed(run, saved.metrics):
+                    self.failed.add(run)
         except DamagedRun as error:
             self.lost.append((run, str(error)))
+        except LostClaim:
+            self.lost.append((run, None))
         finally:
             if saved.status.done:
                 self.store.release(run)
@@ -369,6 +428,8 @@ class _Work:
         if self.stopped_by is None:
             if self.caught:
                 self.stopped_by = self.caught[0]
+            elif len(self.damaged) >= self.max_failures:
+                self.stopped_by = "failures"
             elif time.perf_counter() + seconds > self.deadline:
                 self.stopped_by = "budget"
         return self.stopped_by is not None

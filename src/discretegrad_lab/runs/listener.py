@@ -1,9 +1,16 @@
 """What is told while runs are trained, and what became of them in the end."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..stack.config import Run
+
+_log = logging.getLogger(__name__)
+REASONS = ("budget", "failures")
+"""Why training stops before its end, other than for a signal."""
 
 
 class Listener:
@@ -38,12 +45,71 @@ class Listener:
         """A stack has stopped, at its end or before."""
 
 
+def _each(name: str) -> Callable[..., None]:
+    """A method that calls the method of this name of every listener."""
+
+    def tell(self: "Together", *arguments: Any) -> None:
+        for listener in self.listeners:
+            self.tell(listener, getattr(listener, name), arguments)
+
+    return tell
+
+
+class Together(Listener):
+    """Tells several listeners; one that raises an error is told nothing more, and the others are.
+
+    Args:
+        listeners: Who is told.
+        say: Is told once why a listener is left out; a warning in the log by default.
+    """
+
+    def __init__(self, *listeners: Listener, say: Callable[[str], object] = _log.warning) -> None:
+        self.listeners = listeners
+        self.problems: list[str] = []
+        """Why listeners were left out."""
+        self._say = say
+
+    planned = _each("planned")
+    run_damaged = _each("run_damaged")
+    run_elsewhere = _each("run_elsewhere")
+    stack_started = _each("stack_started")
+    epoch_done = _each("epoch_done")
+    checkpointed = _each("checkpointed")
+    stack_finished = _each("stack_finished")
+
+    def stack_again(self, *arguments: Any) -> None:
+        """Tell who can tell stacks side by side apart; for others a stack has started."""
+        for listener in self.listeners:
+            again = getattr(listener, "stack_again", listener.stack_started)
+            self.tell(listener, again, arguments)
+
+    def tell(
+        self, listener: Listener, method: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        """Call a method of a listener, and leave the listener out if that fails."""
+        try:
+            method(*arguments)
+        # some libraries end the process when a terminal is gone
+        except (Exception, SystemExit) as error:
+            self.listeners = tuple(x for x in self.listeners if x is not listener)
+            problem = (
+                f"training goes on without {type(listener).__name__}, "
+                f"got {type(error).__name__}: {error}"
+            )
+            self.problems.append(problem)
+            with contextlib.suppress(Exception):
+                self._say(problem)
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs: each is in one of the lists, which keep the order of the runs."""
+    """What became of the runs, in their order: each is in one list, beside that of the failed."""
 
     finished: tuple[Run, ...] = ()
     """Trained to their end by this call, with finite losses."""
+    failed: tuple[Run, ...] = ()
+    """Those of ``finished`` that failed to train: they are no better than after their first epoch,
+    see ``Metric.failed``."""
     diverged: tuple[Run, ...] = ()
     """Trained by this call until a loss was not finite; they count as done."""
     already: tuple[Run, ...] = ()
@@ -54,8 +120,10 @@ class Outcome:
     """Another process is training them."""
     damaged: Mapping[Run, str] = field(default_factory=dict)
     """Left alone, and why."""
+    unrelated: tuple[str, ...] = ()
+    """Why stored runs that were not asked for cannot be read."""
     stopped_by: str | None = None
-    """``budget`` or the name of a signal."""
+    """``budget``, ``failures`` or the name of a signal."""
     abandoned: bool = False
     """An epoch was given up since the budget was over before it was done."""
 

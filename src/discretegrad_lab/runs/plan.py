@@ -1,15 +1,11 @@
-"""Which runs are trained together, and what that takes.
-
-Runs that can share a stack and have come equally far are trained together. Some of them may be
-further than others, after a kill for instance; those behind catch up first and then join them.
-"""
+"""How many runs make a stack, and what their stacks would take."""
 
 import contextlib
-import functools
 import gc
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +14,7 @@ import torch
 from ..stack.config import Run
 from ..tasks import task
 from .environment import check_device, device_name, free_memory
+from .pending import look
 from .store import DamagedRun, Store
 
 _SHARE = {"cuda": 0.85, "cpu": 0.5}
@@ -79,18 +76,19 @@ def estimate(
 ) -> Estimate:
     """What ``execute`` would do with these arguments; changes nothing."""
     check_largest(largest_stack)
-    fit = Fit(check_device(device), largest_stack, bytes_per_member or memory_of)
-    pending, done, damaged = look(dict.fromkeys(runs), store)
-    paces = _paces({stack_key(run) for run in pending}, store, device_name(fit.device))
+    place = check_device(device)
+    fit = Fit(place, largest_stack, bytes_per_member or memory_of, free_memory(place))
+    _, pending, done, damaged = look(runs, store)
+    paces = _paces({run.stack_key for run in pending}, store, device_name(place))
     stacks = []
     while pending:
-        group = next_group(pending)
-        members = group[: fit.count(group)]
+        group = pending.group()
+        members = tuple(itertools.islice(group, fit.count(group)))
         run, epoch = members[0], pending[members[0]]
         left = run.epochs - epoch
         stacks.append(
             StackEstimate(
-                tuple(members),
+                members,
                 epoch,
                 sum(map(fit.bytes_per_member, members)),
                 run.steps_per_epoch * left,
@@ -103,71 +101,53 @@ def estimate(
 
 
 class Fit:
-    """How many runs make a stack."""
+    """How many runs make a stack.
+
+    Args:
+        device: Where they are trained.
+        largest: The most members, if there is such a number.
+        bytes_per_member: Device memory of one member.
+        memory: Bytes to plan with; by default what is free whenever a stack is about to be made.
+    """
 
     def __init__(
-        self, device: torch.device, largest: int | None, bytes_per_member: Callable[[Run], int]
+        self,
+        device: torch.device,
+        largest: int | None,
+        bytes_per_member: Callable[[Run], int],
+        memory: int | None = None,
     ) -> None:
-        self.device, self.bytes_per_member = device, bytes_per_member
+        self.device, self.bytes_per_member, self._memory = device, bytes_per_member, memory
         self._largest = min(largest or _most_claims(), _most_claims())
         self._known: dict[tuple[Any, ...], int] = {}
 
-    def count(self, group: Sequence[Run]) -> int:
+    def count(self, group: Collection[Run]) -> int:
         """The members of the next stack of a group, such that all its stacks are about equal."""
-        most = group[: min(self._largest, self._known.get(stack_key(group[0]), len(group)))]
-        fitting = self._fitting(most)
-        if fitting < len(most) or self._known:
+        key = next(iter(group)).stack_key
+        most = min(self._largest, self._known.get(key, len(group)), len(group))
+        fitting = self._fitting(itertools.islice(group, most))
+        if self._memory is None and (fitting < most or self._known):
             # memory of the previous stack may not be freed yet
             _free(self.device)
-            fitting = self._fitting(most)
+            fitting = self._fitting(itertools.islice(group, most))
         stacks = math.ceil(len(group) / fitting)
         return math.ceil(len(group) / stacks)
 
-    def _fitting(self, group: Sequence[Run]) -> int:
-        memory = free_memory(self.device) * _SHARE[self.device.type]
-        for number, run in enumerate(group):
+    def _fitting(self, runs: Iterable[Run]) -> int:
+        """How many of them memory has room for, one at least."""
+        free = free_memory(self.device) if self._memory is None else self._memory
+        memory = free * _SHARE[self.device.type]
+        number = 0
+        for run in runs:
             memory -= self.bytes_per_member(run)
             if memory < 0:
-                return max(number, 1)
-        return len(group)
+                break
+            number += 1
+        return max(number, 1)
 
     def halve(self, runs: Sequence[Run]) -> None:
         """Remember that so many did not fit after all."""
-        self._known[stack_key(runs[0])] = len(runs) // 2
-
-
-def look(
-    runs: Iterable[Run], store: Store
-) -> tuple[dict[Run, int], dict[Run, None], dict[Run, str]]:
-    """Runs to train with the epochs they have done, those that are done, those with damage."""
-    pending: dict[Run, int] = {}
-    done: dict[Run, None] = {}
-    damaged: dict[Run, str] = {}
-    for run in runs:
-        status = store.status(run)
-        if status.state == "damaged":
-            damaged[run] = status.reason
-        elif status.done:
-            done[run] = None
-        else:
-            pending[run] = status.epoch
-    return pending, done, damaged
-
-
-@functools.lru_cache(1 << 16)
-def stack_key(run: Run) -> tuple[Any, ...]:
-    """``Run.stack_key``, which plans ask for again and again."""
-    return run.stack_key
-
-
-def next_group(pending: Mapping[Run, int]) -> list[Run]:
-    """Runs that can be trained together; those behind first."""
-    first = stack_key(next(iter(pending)))
-    same = {run: epoch for run, epoch in pending.items() if stack_key(run) == first}
-    epoch = min(same.values())
-    group = [run for run, done in same.items() if done == epoch]
-    group.sort(key=lambda run: (run.estimator, run.tau, run.identity))
-    return group
+        self._known[runs[0].stack_key] = len(runs) // 2
 
 
 _Paces = dict[tuple[tuple[Any, ...], str], tuple[int, float]]
@@ -178,7 +158,7 @@ def _paces(keys: set[tuple[Any, ...]], store: Store, device: str) -> _Paces:
     """Those of the largest stored stacks with an estimator on a device."""
     paces: _Paces = {}
     for run in store.runs(damaged=[]):
-        if stack_key(run) not in keys:
+        if run.stack_key not in keys:
             continue
         status = store.status(run, quick=True)
         if not status.epoch or status.state == "damaged":
@@ -189,7 +169,7 @@ def _paces(keys: set[tuple[Any, ...]], store: Store, device: str) -> _Paces:
                 members = max(start.get("members", 1) for start in starts)
                 pace = (members, status.seconds / status.epoch)
                 # of equal ones the slowest, so that all estimators in both name the same one
-                key = (stack_key(run), run.estimator)
+                key = (run.stack_key, run.estimator)
                 paces[key] = max(paces.get(key, pace), pace)
     return paces
 
@@ -198,7 +178,7 @@ def _seconds(paces: _Paces, members: Sequence[Run], epochs: int) -> float | None
     """Of so many epochs; a larger stack takes longer, a smaller one hardly less."""
     try:
         # what was trained together has one pace, which counts once
-        stored = Counter(paces[stack_key(run), run.estimator] for run in members)
+        stored = Counter(paces[run.stack_key, run.estimator] for run in members)
     except KeyError:
         return None
     each = (seconds * max(1.0, count / of) for (of, seconds), count in stored.items())

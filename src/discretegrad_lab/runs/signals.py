@@ -5,6 +5,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+STOP = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+"""Those that ask to save and stop; the last one says that the terminal is gone."""
+_AT_ONCE = (signal.SIGINT, signal.SIGTERM)
+"""Those whose coming second is meant: a terminal that is closed sends its signal twice."""
+
 
 @contextlib.contextmanager
 def stop_signals(announce: Callable[[str], None] | None = None) -> Iterator[list[str]]:
@@ -13,7 +18,9 @@ def stop_signals(announce: Callable[[str], None] | None = None) -> Iterator[list
 
     def note(number: int, _: object) -> None:
         if caught:
-            raise KeyboardInterrupt
+            if number in _AT_ONCE:
+                raise KeyboardInterrupt
+            return
         caught.append(signal.Signals(number).name)
         if announce is not None:
             # a terminal that is gone must not cost the epoch
@@ -24,7 +31,11 @@ def stop_signals(announce: Callable[[str], None] | None = None) -> Iterator[list
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in STOP}
+    for number, handler in before.items():
+        # what nohup has started outlives its terminal
+        if number in _AT_ONCE or handler != signal.SIG_IGN:
+            signal.signal(number, note)
     try:
         yield caught
     finally:

@@ -1,74 +1,61 @@
 """Stored runs: how far each has come, what it has measured, and what it needs to go on.
 
-``disk`` says how their directories look and why they are whole whenever a process dies.
+``disk`` says how their directories look and why they are whole whenever a process dies,
+``documents`` what their files may say.
 """
 
 import contextlib
-import csv
+import errno
 import functools
-import io
-import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from ..stack.config import VERSION, Run
-from ..tasks import UnknownTask, load_run
+from ..stack.config import Run
 from .disk import (
     FORMAT,
     SUFFIXES,
     DamagedRun,
+    LostClaim,
     NewerStore,
     StoreError,
     commit,
-    dump,
     explained,
     read,
+    status_bytes,
 )
-from .files import nearest_directory
+from .documents import (
+    Environment,
+    Metrics,
+    State,
+    Status,
+    check_config,
+    read_metrics,
+    read_starts,
+    read_tensors,
+    status_of,
+    stored_run,
+    write_metrics,
+)
+from .files import dump, is_name, nearest_directory
 
 __all__ = [
-    "FORMAT", "DamagedRun", "Environment", "Metrics", "NewerStore", "Saved", "State", "Status",
-    "Store", "StoreError",
+    "FORMAT", "DamagedRun", "Environment", "LostClaim", "Metrics", "NewerStore", "Saved", "State",
+    "Status", "Store", "StoreError",
 ]  # fmt: skip
 
-Metrics = list[dict[str, float]]
-"""A row for each epoch, which is the entry ``epoch``."""
-Environment = list[dict[str, Any]]
-"""An entry for each start of a run, see ``discretegrad_lab.environment``."""
-
 _LOCKS = ".locks"
-_IDENTITY = re.compile(r"[0-9a-f]{16}")
-
-
-State = Literal["new", "started", "finished", "diverged", "damaged"]
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run has come."""
-
-    state: State
-    """Finished and diverged runs are done: nothing changes them any more."""
-    epoch: int = 0
-    seconds: float = 0.0
-    """Of training so far, all members of its stacks together."""
-    diverged_step: int | None = None
-    """The first step, counted from 1, whose loss was not finite."""
-    reason: str = ""
-    """Why it is damaged."""
-
-    @property
-    def done(self) -> bool:
-        """Whether there is nothing left to train."""
-        return self.state in ("finished", "diverged")
+IDENTITY = re.compile(r"[0-9a-f]{16}")
+"""How a run directory is called."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class Store:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self._claims: dict[str, FileLock] = {}
+        self._claims: dict[str, _Claim] = {}
         self._done: set[str] = set()
 
     def directory(self, run: Run) -> Path:
@@ -100,11 +87,25 @@ class Store:
 
     def is_done(self, task: str, identity: str) -> bool:
         """Whether a run, known by its name only, is here to its end."""
+        if not (is_name(task) and IDENTITY.fullmatch(identity)):
+            return False
         try:
             stored = read(self.root / task / identity)
         except DamagedRun:
             return False
-        return stored is not None and _status(stored[0]).done
+        return stored is not None and stored[0]["state"] in ("finished", "diverged")
+
+    def identities(self, task: str) -> set[str] | None:
+        """What is in the folder of a task, by one look at it; None if it cannot be listed.
+
+        A run whose identity is not among them was never saved.
+        """
+        try:
+            return set(os.listdir(self.root / task))
+        except FileNotFoundError:
+            return set()
+        except OSError:
+            return None
 
     def status(self, run: Run, *, quick: bool = False) -> Status:
         """How far a run has come, and whether its files are whole.
@@ -119,9 +120,10 @@ class Store:
         """
         try:
             if quick:
-                stored = read(self.directory(run))
-                return Status("new") if stored is None else _status(stored[0])
-            saved = self._load(run, decode=False)
+                directory = self.directory(run)
+                stored = read(directory)
+                return Status("new") if stored is None else status_of(directory, run, stored[0])
+            saved = self.look(run)
             return Status("new") if saved is None else saved.status
         except DamagedRun as error:
             return Status("damaged", reason=str(error))
@@ -139,16 +141,23 @@ class Store:
             raise _never_saved(run)
         return saved
 
+    def look(self, run: Run) -> Saved | None:
+        """As ``load``, all at one time, yet without its state; None if it was never saved."""
+        return self._load(run, decode=False)
+
     def metrics(self, run: Run) -> Metrics:
         """Those of a run, without reading its checkpoint; raises as ``load`` does."""
-        contents = self._read(run, "config", "metrics")
-        _check_config(self.directory(run), run, contents["config"])
-        return _rows(contents["metrics"])
+        directory = self.directory(run)
+        document, contents = self._read(run, "config", "metrics")
+        check_config(directory, run, contents["config"])
+        return read_metrics(
+            directory, contents["metrics"], status_of(directory, run, document).epoch
+        )
 
     def environment(self, run: Run) -> Environment:
         """What a run was trained with; raises as ``load`` does."""
-        environment: Environment = json.loads(self._read(run, "environment")["environment"])
-        return environment
+        _, contents = self._read(run, "environment")
+        return read_starts(self.directory(run), contents["environment"])
 
     def runs(self, damaged: list[DamagedRun] | None = None) -> Iterator[Run]:
         """All stored runs whose configurations mean to this version what they meant when saved.
@@ -156,24 +165,44 @@ class Store:
         Args:
             damaged: Takes the errors of directories that cannot be read; without it they raise.
         """
-        for directory in sorted(self.root.glob("*/*")):
-            if not (_IDENTITY.fullmatch(directory.name) and directory.is_dir()):
-                continue
+        errors: list[DamagedRun] = []
+        for directory in self._directories(errors):
             try:
-                run = _stored(directory)
+                run = stored_run(directory)
             except DamagedRun as error:
-                if damaged is None:
-                    raise
-                damaged.append(error)
+                errors.append(error)
             else:
                 if run is not None:
                     yield run
+            if errors and damaged is None:
+                raise errors[0]
+        if damaged is not None:
+            damaged += errors
+
+    def _directories(self, damaged: list[DamagedRun]) -> Iterator[Path]:
+        """All that have the name of a run, whether they are directories or not."""
+        with explained("look for runs", self.root):
+            tasks = sorted(filter(is_name, _names(self.root)))
+        for task in tasks:
+            place = self.root / task
+            try:
+                names = _names(place)
+            except OSError as error:
+                got = error.strerror or str(error)
+                damaged.append(DamagedRun(place, "a directory that can be read", got))
+                continue
+            for name in sorted(filter(IDENTITY.fullmatch, names)):
+                yield place / name
 
     def claim(self, run: Run) -> bool:
         """Become the one who may save a run; False if somebody else is.
 
         The kernel gives the claim up when the process dies. Look at the status after claiming: it
         may have changed since you last did.
+
+        Raises:
+            DamagedRun: If something else than a lock lies at the name of the lock.
+            StoreError: If the file system refuses.
         """
         if _identity(run) in self._claims:
             return False
@@ -183,31 +212,37 @@ class Store:
                 path.parent.mkdir(parents=True, exist_ok=True)
             # commits may end, and give the claim up, in another thread
             lock = FileLock(path, thread_local=False)
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                return False
-        self._claims[_identity(run)] = lock
+            with _plain_lock(path):
+                try:
+                    lock.acquire(blocking=False)
+                except Timeout:
+                    return False
+        seen: set[bytes] = set()
+        with contextlib.suppress(DamagedRun):
+            status = status_bytes(self.directory(run))
+            seen |= set() if status is None else {status}
+        self._claims[_identity(run)] = _Claim(lock, seen)
         self._done.discard(_identity(run))
         return True
 
     def release(self, run: Run) -> None:
         """Give a claim up, if there is one."""
-        lock = self._claims.pop(_identity(run), None)
-        if lock is None:
+        claim = self._claims.pop(_identity(run), None)
+        if claim is None:
             return
         if _identity(run) in self._done:
             # nobody needs it any more; before that, one process could hold the deleted file and
             # another one a new file of this name
             with contextlib.suppress(OSError):
                 self._lock(run).unlink()
-        lock.release()
+        claim.lock.release()
 
     def save(self, run: Run, saved: Saved) -> None:
         """Commit a claimed run: afterwards the store has all of this, before it what it had.
 
         Raises:
-            DamagedRun: If the status that is there cannot be read.
+            DamagedRun: If the status that is there cannot be read, or the directory not written.
+            LostClaim: If somebody else has saved it since it was claimed.
             StoreError: If the file system refuses; what was saved before is whole.
         """
         if _identity(run) not in self._claims:
@@ -218,7 +253,7 @@ class Store:
         contents = {
             "config": dump(run.document()),
             "environment": dump(saved.environment),
-            "metrics": _table(saved.metrics),
+            "metrics": write_metrics(saved.metrics),
             "checkpoint": safetensors.torch.save(tensors, {"run": _identity(run)}),
         }
         document = {
@@ -230,7 +265,7 @@ class Store:
         }
         directory = self.directory(run)
         with explained("save a run", directory):
-            commit(directory, document, contents)
+            commit(directory, document, contents, self._claims[_identity(run)].seen)
         if saved.status.done:
             self._done.add(_identity(run))
 
@@ -247,11 +282,11 @@ class Store:
     def _lock(self, run: Run) -> Path:
         return self.root / _LOCKS / f"{_identity(run)}.lock"
 
-    def _read(self, run: Run, *kinds: str) -> dict[str, bytes]:
+    def _read(self, run: Run, *kinds: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         stored = read(self.directory(run), *kinds)
         if stored is None:
             raise _never_saved(run)
-        return stored[1]
+        return stored
 
     def _load(self, run: Run, *, decode: bool) -> Saved | None:
         """All files, verified; the checkpoint as tensors only if ``decode``."""
@@ -260,13 +295,48 @@ class Store:
         if stored is None:
             return None
         document, contents = stored
-        _check_config(directory, run, contents["config"])
+        check_config(directory, run, contents["config"])
+        status = status_of(directory, run, document)
         return Saved(
-            _status(document),
-            _rows(contents["metrics"]),
-            json.loads(contents["environment"]),
-            safetensors.torch.load(contents["checkpoint"]) if decode else {},
+            status,
+            read_metrics(directory, contents["metrics"], status.epoch),
+            read_starts(directory, contents["environment"]),
+            read_tensors(directory, contents["checkpoint"]) if decode else {},
         )
+
+
+class _Claim(NamedTuple):
+    """What a process has that may save a run."""
+
+    lock: FileLock
+    seen: set[bytes]
+    """The status that it may replace: the one that it found or the one that it wrote."""
+
+
+@contextlib.contextmanager
+def _plain_lock(path: Path) -> Iterator[None]:
+    """Let nothing but a plain file be a lock: a link would be followed."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise _NoLock(path, "something else")
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _NoLock(path, error.strerror or str(error)) from error
+
+
+class _NoLock(DamagedRun):
+    def __init__(self, path: Path, got: str) -> None:
+        super().__init__(path.parent, f"a lock {path.name}", got, "remove it and start again")
+
+
+def _names(directory: Path) -> list[str]:
+    """What is in a directory; nothing if it is none."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @functools.lru_cache(1 << 16)
@@ -277,58 +347,6 @@ def _identity(run: Run) -> str:
 
 def _never_saved(run: Run) -> KeyError:
     return KeyError(f"expected a stored run, got {_identity(run)}, which was never saved")
-
-
-def _status(document: Mapping[str, Any]) -> Status:
-    return Status(
-        document["state"], document["epoch"], document["seconds"], document["diverged_step"]
-    )
-
-
-def _stored(directory: Path) -> Run | None:
-    """The run of a directory; None if its configuration is of an older version, or its task is one
-    that this process has not been told of."""
-    stored = read(directory, "config")
-    if stored is None:
-        return None
-    document = json.loads(stored[1]["config"])
-    if document["version"] > VERSION:
-        raise NewerStore(directory, "a configuration", VERSION, document["version"])
-    if document["version"] < VERSION:
-        return None
-    try:
-        run = load_run(document)
-    except UnknownTask:
-        return None
-    except ValueError as error:
-        raise DamagedRun(directory, "a configuration", str(error)) from error
-    _check_config(directory, run, stored[1]["config"])
-    return run
-
-
-def _check_config(directory: Path, run: Run, content: bytes) -> None:
-    if run.identity != directory.name or json.loads(content) != run.document():
-        raise DamagedRun(directory, "the configuration that its name is the hash of", "another")
-
-
-def _table(metrics: Sequence[Mapping[str, float]]) -> bytes:
-    names = list(metrics[0]) if metrics else ["epoch"]
-    for row in metrics:
-        if row.keys() != metrics[0].keys():
-            raise ValueError(f"expected a row of the metrics {names}, got {list(row)}")
-    file = io.StringIO()
-    # repr, which csv uses for floats, gives every bit back; a DictWriter takes twice as long
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[row[name] for name in names] for row in metrics])
-    return file.getvalue().encode()
-
-
-def _rows(content: bytes) -> Metrics:
-    return [
-        {name: int(value) if name == "epoch" else float(value) for name, value in row.items()}
-        for row in csv.DictReader(io.StringIO(content.decode()))
-    ]
 
 
 def _size(count: int) -> str:

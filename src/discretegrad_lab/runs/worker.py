@@ -15,15 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 from ..stack.config import Run
 from ..stack.userfiles import load_file
 from .connection import ClusterError
-from .execute import STACK_OPTIONS, StackOptions, execute
-from .listener import Listener, Outcome
+from .execute import execute
+from .listener import REASONS, Listener, Outcome
+from .options import STACK_OPTIONS, StackOptions
 from .plan import Estimate, estimate
+from .signals import STOP
 from .store import Store
 
 GROUPS = ("finished", "diverged", "already", "stopped", "elsewhere")
 _REPORT = 0.2
 """Seconds between two reports of a worker, if its epochs are shorter."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _T = TypeVar("_T")
 
 
@@ -102,7 +103,7 @@ class Reporter(Listener):
         if self._wrapped:
             return
         self._wrapped = True
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        handlers = {number: signal.getsignal(number) for number in STOP}
 
         def pass_on(number: int, frame: Any) -> None:
             handler = handlers[signal.Signals(number)]
@@ -111,7 +112,7 @@ class Reporter(Listener):
                 handler(number, frame)
 
         # execute puts back what there was before it
-        for number in _SIGNALS:
+        for number in STOP:
             signal.signal(number, pass_on)
 
 
@@ -206,13 +207,15 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
         reporter.end()
         return Failure.of(error, node)
     reporter.end()
-    if outcome.stopped_by not in (None, "budget") and reporter.told is None:
+    if outcome.stopped_by not in (None, *REASONS) and reporter.told is None:
         # its node goes, or a part of it; Ray finds another one
         raise Interrupted(outcome.stopped_by)
     if outcome.stopped_by is not None:
         _reply(desk.shut.remote(outcome.stopped_by))
     damaged = {run: _at(reason, node) for run, reason in outcome.damaged.items()}
-    fields = {name: getattr(outcome, name) for name in (*GROUPS, "stopped_by", "abandoned")}
+    fields = {
+        name: getattr(outcome, name) for name in (*GROUPS, "failed", "stopped_by", "abandoned")
+    }
     return Outcome(**fields, damaged=damaged)
 
 

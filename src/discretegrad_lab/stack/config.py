@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 from .lines import LINES, Line, line, order
@@ -128,8 +128,16 @@ class Run:
     @property
     def stack_key(self) -> tuple[Any, ...]:
         """Equal for runs that can be members of one stack."""
-        shared = {k: v for k, v in self.document().items() if k not in self.member_fields}
-        return tuple(sorted(shared.items()))
+        config: Any = type(self)
+        return (self.task, *(getattr(self, name) for name in _shared_fields(config)))
+
+
+@cache
+def _shared_fields(config: type[Run]) -> tuple[str, ...]:
+    """Fields that are the same for all members of a stack."""
+    # documents call the field own_line so
+    names = {field.name: field.name for field in dataclasses.fields(config)} | {"own_line": "line"}
+    return tuple(field for field, name in names.items() if name not in config.member_fields)
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import difflib
 import itertools
+import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from torch import Tensor
 from ..stack.config import Run
 from ..stack.lines import LINES, Line
 from ..stack.model import Group, Model
-from .evidence import Judgement, Results
+from .evidence import NEAR, Judgement, Results
 from .statistics import Summary
 
 __all__ = [
     "Build", "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe",
     "Run", "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
+
+
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,21 @@ class Metric:
     """Whether less is better, as for a loss, or more, as for an accuracy."""
     optimum: Callable[[Mapping[str, Any]], float] | None = None
     """The best value there is for a configuration, if that is known."""
+
+    def failed(self, first: float, last: float, config: Mapping[str, Any]) -> bool:
+        """Whether a run failed to train, by its value after the first epoch and at the end.
+
+        It did if the value has become worse. If it has not changed, it did too where the optimum is
+        known and is not near: such a run is stuck. Changes in the sixth digit are none.
+        """
+        if not (math.isfinite(first) and math.isfinite(last)):
+            return False
+        sign = 1 if self.direction == "down" else -1
+        change, rounding = sign * (last - first), _ROUNDING * abs(first)
+        if self.optimum is None or change > rounding:
+            return change > rounding
+        best = self.optimum(config)
+        return change >= -rounding and abs(last - best) > NEAR * abs(best)
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,12 @@ class Task:
     def metric(self, name: str) -> Metric:
         """The metric of a name."""
         return next(metric for metric in self.metrics if metric.name == name)
+
+    def failed(self, run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Whether a run failed to train, by its first metric after each epoch."""
+        metric = self.metrics[0]
+        values = [row[metric.name] for row in rows if math.isfinite(row.get(metric.name, math.nan))]
+        return len(values) > 1 and metric.failed(values[0], values[-1], run.document())
 
 
 TASKS: dict[str, Task] = {}

@@ -13,8 +13,11 @@ import hashlib
 import http.client
 import math
 import os
+import queue
 import secrets
 import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -29,6 +32,11 @@ from torch import Tensor
 ENVIRONMENT = "DISCRETEGRAD_DATA"
 _AT_ONCE = 1 << 17
 _TIMEOUT = 30
+"""Seconds that a source may be silent."""
+_ANSWER = 60
+"""Seconds until a source must have begun to send a file."""
+_LONGEST = 900
+"""Seconds until it must have sent it."""
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there and all its bytes where that is known."""
@@ -44,6 +52,12 @@ class IdxFile(NamedTuple):
     name: str
     shape: tuple[int, ...]
     sha256: str
+
+    @property
+    def most_bytes(self) -> int:
+        """It cannot have more: what gzip cannot make smaller it makes hardly larger."""
+        plain = 4 + 4 * len(self.shape) + math.prod(self.shape)
+        return plain + plain // 100 + 1024
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,8 @@ def load_mnist_digits(directory: Path | None = None) -> Tensor:
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
     """Download a data set from its public source; files that are there and whole are kept.
 
-    A file appears under its name only when it is complete and its checksum is right.
+    A file appears under its name only when it is complete and its checksum is right. Sources that
+    are slower than a limit, or send more than the file can have, are given up.
 
     Args:
         name: A name of ``DATA_SETS``.
@@ -176,6 +191,7 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
     """
     data_set = _data_set(name)
     folder = directories(directory)[0] / name
+    _clear(folder)
     fetched = []
     for file in data_set.files:
         path = folder / file.name
@@ -281,9 +297,7 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
     failures = []
     for source in data_set.sources:
         try:
-            with _of_source():
-                response = urllib.request.urlopen(source + file.name, timeout=_TIMEOUT)
-            with response:
+            with _open(source + file.name) as response:
                 _receive(response, file, path, progress)
             return
         except _SourceFailed as failure:
@@ -299,16 +313,62 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
     )
 
 
+def _clear(folder: Path) -> None:
+    """Delete parts of files that processes have left which were killed."""
+    for part in folder.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            # others may be fetching: theirs has just been written
+            if time.time() - part.stat().st_mtime > _LONGEST:
+                part.unlink()
+
+
+def _open(address: str) -> http.client.HTTPResponse:
+    """What a source answers.
+
+    It is asked in another thread, which can be left alone: looking a name up has no time limit, and
+    that of a socket begins anew with every byte of the headers.
+    """
+    answers: queue.SimpleQueue[http.client.HTTPResponse | Exception] = queue.SimpleQueue()
+    given_up = threading.Event()
+
+    def ask() -> None:
+        try:
+            response = urllib.request.urlopen(address, timeout=_TIMEOUT)
+        except Exception as error:
+            answers.put(error)
+        else:
+            answers.put(response)
+            if given_up.is_set():
+                response.close()
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=_ANSWER)
+    except queue.Empty:
+        given_up.set()
+        raise _SourceFailed(f"no answer within {_ANSWER} s") from None
+    with _of_source():
+        if isinstance(answer, Exception):
+            raise answer
+    return answer
+
+
 @contextlib.contextmanager
 def _of_source() -> Iterator[None]:
     """Errors of the network are those of a source."""
     try:
         yield
     except urllib.error.HTTPError as error:
+        error.close()
         raise _SourceFailed(f"HTTP status {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         raise _SourceFailed(reason) from error
+
+
+def _check_size(file: IdxFile, size: int) -> None:
+    if size > file.most_bytes:
+        raise _SourceFailed(f"{size} bytes or more, expected {file.most_bytes} at most")
 
 
 def _receive(
@@ -316,8 +376,10 @@ def _receive(
 ) -> None:
     """Put what comes at the path if it is what it should be; otherwise leave nothing."""
     length = response.headers.get("Content-Length", "")
-    total = int(length) if length.isdigit() else None
-    digest, done = hashlib.sha256(), 0
+    total = int(length) if length.isdecimal() and len(length) < 20 else None
+    digest, done, deadline = hashlib.sha256(), 0, time.monotonic() + _LONGEST
+    if total is not None:
+        _check_size(file, total)
     path.parent.mkdir(parents=True, exist_ok=True)
     # a name of its own, so that two processes can fetch at once
     part = path.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
@@ -325,12 +387,16 @@ def _receive(
         with part.open("xb") as target:
             while True:
                 with _of_source():
-                    piece = response.read(_AT_ONCE)
+                    # of what is there, so that the limits are looked at before all has come
+                    piece = response.read1(_AT_ONCE)
                 if not piece:
                     break
+                done += len(piece)
+                _check_size(file, done)
+                if time.monotonic() > deadline:
+                    raise _SourceFailed(f"only {done} bytes within {_LONGEST} s")
                 target.write(piece)
                 digest.update(piece)
-                done += len(piece)
                 if progress is not None:
                     progress(file.name, done, total)
             target.flush()

@@ -41,6 +41,8 @@ class Row:
     """A hash of the code."""
     device: str = ""
     torch: str = ""
+    first: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """The first value of each metric, of a finished run that has several."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,24 @@ class Results:
         """How many runs are in each state, all states named."""
         states = Counter(row.state for row in self.rows)
         return {state: states[state] for state in STATES}
+
+    def failed(self, metric: "Metric") -> list[Row]:
+        """Finished runs that failed to train, by this metric and as far as that is known."""
+        firsts = [(row, self.first(row, metric.name)) for row in self.rows]
+        return [
+            row
+            for row, first in firsts
+            if first is not None
+            and metric.failed(first, row.metrics.get(metric.name, math.nan), row.config)
+        ]
+
+    def first(self, row: Row, metric: str) -> float | None:
+        """The first of several values of a metric, if it is known.
+
+        Results that were written without it have it in their curves, if they have any.
+        """
+        curve = self.curve(row, metric)
+        return row.first.get(metric, curve[0][1] if len(curve) > 1 else None)
 
     def curve(self, row: Row, metric: str) -> list[tuple[int, float]]:
         """Epochs and values of a finished run, at the epochs that are stored; empty for others."""

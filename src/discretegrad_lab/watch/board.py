@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TextIO, cast
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ..stack.config import Run
 from ..stack.lines import line
-from .pipe import Pipe
 from .tally import Means, Tally
 from .words import duration, many
 
@@ -47,8 +46,6 @@ class Board(_Speaker):
     def __init__(self, console: Console, budget: float | None = None) -> None:
         super().__init__()
         self._console = console
-        # rich would end the process when the reader goes away
-        console.file = cast(TextIO, Pipe(cast(TextIO, console.file)))
         self._end = None if budget is None else time.monotonic() + budget
         self._live = Live(
             console=console,
@@ -110,7 +107,7 @@ class Log(_Speaker):
 
     def __init__(self, file: TextIO) -> None:
         super().__init__()
-        self._file = Pipe(file)
+        self._file = file
         self._said = -math.inf
         """When the latest line about epochs was written."""
 

@@ -7,7 +7,6 @@ from typing import Any, TextIO
 
 from ..runs.listener import Listener
 from ..stack.config import Run
-from .pipe import Pipe
 
 
 class JsonLines(Listener):
@@ -18,7 +17,7 @@ class JsonLines(Listener):
     """
 
     def __init__(self, file: TextIO) -> None:
-        self._file = Pipe(file)
+        self._file = file
         self._numbers: dict[tuple[Run, ...], int] = {}
         self._stack = self._steps = 0
 

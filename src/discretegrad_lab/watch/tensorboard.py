@@ -18,7 +18,7 @@ class EventFiles(Listener):
     """Writes what happens to ``<directory>/<estimator>-<hyper-parameters>-<identity>``.
 
     The horizontal axis is the step. Where a run goes on from a checkpoint, TensorBoard drops what
-    it has of later steps. If the disk refuses later, training goes on without the files.
+    it has of later steps.
 
     Args:
         directory: Where to put them; TensorBoard is to be started with it.
@@ -55,8 +55,6 @@ class EventFiles(Listener):
         self._steps_per_epoch = 0
         self._written = time.monotonic()
         """When the files were last written."""
-        self.problem = ""
-        """Why there are no more files, if so."""
 
     def path(self, run: Run) -> Path:
         """The event file of a run."""
@@ -105,12 +103,14 @@ class EventFiles(Listener):
         self.write()
 
     def write(self) -> None:
-        """Append what is waiting to the files."""
+        """Append what is waiting to the files.
+
+        Raises:
+            OSError: If that is refused, with the directory in its message.
+        """
         waiting = dict(self._waiting)
         self._waiting.clear()
         self._written = time.monotonic()
-        if self.problem:
-            return
         try:
             for run, events in waiting.items():
                 path = self.path(run)
@@ -121,12 +121,11 @@ class EventFiles(Listener):
                     for event in events:
                         writer.write(event)
         except OSError as error:
-            self.problem = (
+            raise OSError(
                 f"expected to write TensorBoard files in {self._directory}, got: "
-                f"{error.strerror or error}; the runs themselves are not touched by this"
-            )
+                f"{error.strerror or error}"
+            ) from error
 
     def _add(self, run: Run, **fields: object) -> None:
-        if not self.problem:
-            event = self._events.Event(wall_time=time.time(), **fields)
-            self._waiting[run].append(event.SerializeToString())
+        event = self._events.Event(wall_time=time.time(), **fields)
+        self._waiting[run].append(event.SerializeToString())
