@@ -26,6 +26,17 @@ each_backend = pytest.mark.parametrize(
     "backend", ["torch", pytest.param("triton", marks=INTERPRETER)]
 )
 SAMPLERS_OF_CATEGORIES = [case for case in CATEGORICAL if case in HARD]
+each_with_backend = pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *(pytest.param(x, "torch", id=f"{x}-torch") for x in SAMPLERS_OF_CATEGORIES),
+        *(
+            pytest.param(x, "triton", id=f"{x}-triton", marks=INTERPRETER)
+            for x in SAMPLERS_OF_CATEGORIES
+            if x.row.rule(**x.options).kernel is not None
+        ),
+    ],
+)
 FLOAT32 = torch.float32
 
 
@@ -65,8 +76,7 @@ def assert_is_the_dense_product(case, logits, weight, tau=0.7, dim=-1, **argumen
         assert_close(actual, expected)
 
 
-@each(SAMPLERS_OF_CATEGORIES)
-@each_backend
+@each_with_backend
 def test_index_is_that_of_the_dense_sample(case, backend):
     logits = normal(4, 3, 9, dtype=dtype_of(backend))
     index, handle = index_of(case, logits, backend=backend, generator=seeded(1))
@@ -131,8 +141,7 @@ def test_logits_and_weight_of_any_dtypes(logits_dtype, weight_dtype, backend):
     check_gradients(kernels.REINMAX, logits, weight, backend=backend)
 
 
-@each(SAMPLERS_OF_CATEGORIES)
-@each_backend
+@each_with_backend
 def test_several_selections_add_their_gradients(case, backend):
     dtype = dtype_of(backend)
     first, second = normal(7, 3, seed=2, dtype=dtype), normal(7, seed=3, dtype=dtype)
@@ -217,8 +226,7 @@ def test_kernels_are_not_used_under_transforms():
 
 # torch warns about its own internals while it compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@each(SAMPLERS_OF_CATEGORIES)
-@each_backend
+@each_with_backend
 def test_compiled_and_from_a_checkpoint_it_is_the_same(case, backend, compiler):
     mask = torch.tensor([True, True, False, True, True])
 
@@ -269,9 +277,9 @@ def test_wrong_arguments_of_sample_index():
             sample_index(torch.zeros(2, 3), **arguments)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@each_backend
-def test_wrong_logits_name_the_sampler(name, backend):
+@each_with_backend
+def test_wrong_logits_name_the_sampler(case, backend):
+    name = case.row.name
     wrong = [
         ({"logits": torch.tensor([float("nan"), 0.0])}, "expected logits without NaN"),
         ({"dim": 2}, "expected dim in"),
@@ -323,3 +331,24 @@ def test_results_belong_to_the_user(backend, shape, width):
     for leaf, gradient, unchanged in zip(leaves, expected, plain, strict=True):
         assert leaf.grad.shape == unchanged.shape
         assert torch.equal(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_many_rows_that_meet_in_a_table_are_added_up_in_float32(dtype):
+    """In bfloat16 a sum of ones would end at 256."""
+    logits, weight = torch.zeros(4000, 2, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
+    weight.requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    index, handle = discretegrad.sample_index(logits, generator=generator)
+    discretegrad.select(handle, weight).sum().backward()
+    counts = index.bincount(minlength=2)
+    assert torch.equal(weight.grad, counts[:, None].expand(2, 3).to(dtype))
+
+    weight.grad = None
+    result, index = discretegrad.linear_select(
+        torch.zeros(4000, 5, dtype=dtype), torch.zeros(2, 5, dtype=dtype), weight,
+        generator=generator, return_index=True,
+    )  # fmt: skip
+    result.sum().backward()
+    counts = index.bincount(minlength=2)
+    assert torch.equal(weight.grad, counts[:, None].expand(2, 3).to(dtype))

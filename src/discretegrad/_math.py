@@ -64,3 +64,16 @@ def row_sum(x: Tensor) -> Tensor:
     whole = n // _PART * _PART
     parts = x[..., :whole].unflatten(-1, (-1, _PART)).sum(-1)
     return row_sum(parts) + x[..., whole:].sum(-1, keepdim=True)
+
+
+def add_rows(rows: Tensor, index: Tensor, count: int) -> Tensor:
+    """A table of so many rows: in each the sum of the ``rows`` that ``index`` sends there.
+
+    Sums are taken in float32 at least and rounded once, however many rows meet.
+    """
+    # a GPU does so by itself, a CPU adds up in the dtype it is given; so does index_add everywhere
+    wide = rows if rows.is_cuda else rows.to(compute_dtype(rows.dtype))
+    sums: Tensor = torch.ops.aten.embedding_dense_backward(
+        wide.contiguous(), index, count, -1, False
+    )
+    return sums.to(rows.dtype)

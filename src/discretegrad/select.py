@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._attach import Vjp, apply_fast, attach_sample, estimate
 from ._checks import check_dense
+from ._math import add_rows
 from ._modes import transforming
 from .families import FAMILIES
 
@@ -135,8 +136,5 @@ class _Select(torch.autograd.Function):
                 at_one_hot = at_one_hot.to(torch.promote_types(ctx.dtype, g.dtype))
             for_logits = estimate(ctx.vjp, ctx.dtype, anchor, at_one_hot, saved)
         if ctx.needs_input_grad[3]:
-            # adds up in float32 whatever the dtype, unlike index_add
-            for_weight = torch.ops.aten.embedding_dense_backward(
-                g.contiguous(), index.reshape(-1), n, -1, False
-            ).reshape(weight.shape)
+            for_weight = add_rows(g, index.reshape(-1), n).reshape(weight.shape)
         return None, None, for_logits, for_weight, None, *[None] * len(saved)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._attach import apply_fast, estimate
+from .._math import add_rows
 
 NAME = "linear_select"
 
@@ -74,9 +75,8 @@ def _gradients(
         with no_autocast(g):
             for_hidden, for_head = vjp(needs[:2], g, layer, index, *rest)
     if needs[2]:
-        # adds up in float32 whatever the dtype, unlike index_add
-        n = layer.table.shape[0]
-        for_table = torch.ops.aten.embedding_dense_backward(g, index, n, -1, False)
+        assert index is not None
+        for_table = add_rows(g, index, layer.table.shape[0])
     return for_hidden if needs[0] else None, for_head if needs[1] else None, for_table
 
 
