@@ -13,10 +13,13 @@ import discretegrad
 import oracles
 from discretegrad_lab import tasks
 from discretegrad_lab.report.entries import entries
+from discretegrad_lab.report.folder import gather
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.results import configuration
+from discretegrad_lab.report.results import write as write_results
 from discretegrad_lab.report.section import section
 from discretegrad_lab.report.tables import tables
+from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack.layers import generators, mlp
 from discretegrad_lab.tasks.evidence import Results, Row
 from discretegrad_lab.tasks.vae import enumerated, gradients
@@ -182,8 +185,11 @@ def test_every_recipe_trains_three_steps(name, monkeypatch):
     monkeypatch.setattr(vae, "IMAGES", 3)
     monkeypatch.setattr(gradients, "DRAWS", 64)
     recipe = tasks.recipe(name)
-    small = {"epochs": 1, "draws": 3}
-    runs = [dataclasses.replace(one, **small) for one in recipe.runs(seeds=[0])]
+    runs = []
+    for one in recipe.runs(seeds=[0]):
+        # comparing gradients takes most of the time
+        smaller = {"latents": 2} if one.along else {}
+        runs.append(dataclasses.replace(one, epochs=1, draws=3, **smaller))
     stacks = {}
     for one in runs:
         stacks.setdefault(one.stack_key, []).append(one)
@@ -401,6 +407,27 @@ def test_the_claims_about_the_baseline():
     first, second = "1/n baseline, order 2, as released 130.00", "1/n baseline, order 2 124.00"
     assert f"8 categories, 4 latents: ReinMax 125.00 (τ = 1.3) against {first}" in text
     assert f"10 categories, 30 latents: ReinMax 125.00 (τ = 1.3) against {second} (τ = 1)" in other
+
+
+def test_a_report_takes_shared_runs_from_the_results_of_other_recipes(tmp_path):
+    _, column = results_of("vae-8x4", lambda one, metric: 125.0)
+    write_results(column, tmp_path / "vae-8x4")
+    recipe = tasks.recipe("vae-8x4-exact")
+    store, damaged = Store(tmp_path / "runs"), []
+    gathered = gather(of_recipe(recipe), recipe.runs(), store, tmp_path, damaged)
+    states = {row.identity: row.state for row in gathered.rows}
+    assert list(states) == [one.identity for one in recipe.runs()]
+    for one in recipe.runs():
+        exact = one.line.kind == "exact"
+        assert states[one.identity] == ("missing" if exact else "finished")
+    assert set(gathered.curves) == set(column.curves)
+    assert not damaged
+    # its own folder comes first
+    row = dataclasses.replace(column.rows[0], metrics={"train": 99.0, "test": 99.0})
+    write_results(Results("vae-8x4-exact", (row,)), tmp_path / "vae-8x4-exact")
+    gathered = gather(of_recipe(recipe), recipe.runs(), store, tmp_path, damaged)
+    assert gathered.rows[0].metrics["train"] == 99.0
+    assert gathered.rows[1].metrics["train"] == column.rows[1].metrics["train"]
 
 
 def test_recipes_share_the_runs_of_the_tables():
