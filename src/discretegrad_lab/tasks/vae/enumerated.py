@@ -69,7 +69,8 @@ class EnumeratedVae(VaeModel):
             return {"train": self._expected(self._decoder, self._codes, x, logits)}
         with torch.no_grad():
             costs = self._costs(self._decoder, self._codes, x)
-            z = one_hot(self._noise.categories(logits), self._categories).to(logits.dtype)
+            index = self._noise.categories(logits).unsqueeze(-1)
+            z = torch.zeros_like(logits).scatter_(-1, index, 1.0)
         self._noise.next_step()
         expected = (joint_probabilities(logits) * costs).sum((1, 2)) / x.shape[1]
         # its gradient alone: the value is that of the sample, as for all other estimators
