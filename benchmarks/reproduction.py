@@ -29,6 +29,7 @@ from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.statistics import Summary, summarise
+from discretegrad_lab.tasks.vae.gradients import METRICS
 from discretegrad_lab.tasks.vae.published import cells as published_cells
 from discretegrad_lab.tasks.vae.recipes import PAPER
 
@@ -38,6 +39,8 @@ VAE, DEMO = "vae-10x30", "polynomial-headline"
 CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "settings", "temperatures"))
 COLUMNS = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8", VAE)
 OTHER_SIZES = COLUMNS[:-1]
+# what the paper does not show, or as figures only
+EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -65,6 +68,9 @@ def blocks() -> dict[str, str]:
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
+        "exact": if_stored(EXACT),
+        "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
+        "baselines": if_stored(BASELINES),
         "temperatures": temperatures_table(),
         "search claims": claims_table(section(read(SEARCH)).verdicts),
         "curves": tables_and_claims(CURVES),
@@ -76,7 +82,8 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    for name in (*OTHER_SIZES, *STORED):
+    beyond = [name for name in (EXACT, GRADIENTS, BASELINES) if read(name).rows]
+    for name in (*OTHER_SIZES, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
         states = [f"{n:,} {state}" for state, n in results.counts().items() if n]
         failed = len(results.failed(recipe.task.metric(recipe.metrics[0])))
@@ -98,11 +105,9 @@ def _identities(recipe: str) -> set[str]:
 
 def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
-    stacks = {
-        (row.config["latents"], row.config["batch"], row.commit): row.seconds
-        for row in results.rows
-    }
-    return sum(stacks.values())
+    same = ("latents", "batch", "along")
+    stacks = {(*map(row.config.get, same), row.commit, row.seconds) for row in results.rows}
+    return sum(seconds for *_, seconds in stacks)
 
 
 def of_paper(results: Results) -> Results:
@@ -150,8 +155,17 @@ def tables_and_claims(recipe: str, *, folded: bool = False) -> str:
             parts.append(f'??? note "{table.title}"\n\n{body}')
         else:
             parts += [f"**{table.title}**", *text]
-    parts.append(claims_table(whole.verdicts))
+    if whole.verdicts:
+        parts.append(claims_table(whole.verdicts))
     return "\n\n".join(parts)
+
+
+def if_stored(recipe: str, picture: str = "") -> str:
+    """What the report says, with a picture if it has words; or that there is nothing to report."""
+    if not read(recipe).rows:
+        return f"Not trained here yet; it takes `discretegrad run {recipe}`."
+    shown = [f"![{picture}](assets/{recipe}.png)"] if picture else []
+    return "\n\n".join([*shown, tables_and_claims(recipe, folded=True)])
 
 
 def claims_table(verdicts: Sequence[Verdict]) -> str:
@@ -212,7 +226,13 @@ def pictures() -> dict[Path, list[Figure]]:
         VAE: [from_epoch(10, figure) for figure in section(read(VAE)).figures],
         SETTINGS: [figure for figures in settings for figure in figures],
     }
+    if read(GRADIENTS).rows:
+        labels = {metric.label for metric in METRICS if metric.name in _DRAWN}
+        shown[GRADIENTS] = [x for x in section(read(GRADIENTS)).figures if x.y_label in labels]
     return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
+
+
+_DRAWN = ("gradient_cosine", "gradient_bias")
 
 
 def from_epoch(first: int, figure: Figure) -> Figure:

@@ -11,7 +11,9 @@ from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.polynomial.config import Polynomial
+from discretegrad_lab.tasks.vae import gradients
 from discretegrad_lab.tasks.vae.config import Vae
+from discretegrad_lab.tasks.vae.enumerated import ENCODER
 from lab_cases import make_stack, use_small_images
 
 pytestmark = [
@@ -186,6 +188,33 @@ def test_compiled_parts_train_as_plain_ones(images, monkeypatch):
     fused, _ = trained(runs)
     for run in runs:
         assert_near(plain, fused, run)
+
+
+@pytest.mark.parametrize("line", ["exact", ENCODER], ids=["exact", "encoder only"])
+def test_the_exact_gradient_in_graphs_and_compiled(line, images, monkeypatch):
+    runs = [vae(line, seed=seed) for seed in (0, 1)]
+    captured, _ = trained(runs)
+    eager, _ = trained(runs, graph=False)
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
+    fused, _ = trained(runs)
+    assert captured._graphs
+    for run in runs:
+        assert_same(captured, eager, run)
+        assert_near(captured, fused, run)
+
+
+def test_gradients_are_compared_between_epochs_of_graphs(images, monkeypatch):
+    monkeypatch.setattr(gradients, "DRAWS", 64)
+    runs = [vae(name, along="own") for name in SAMPLERS]
+    stack, metrics = trained(runs)
+    plain, _ = trained([vae(name) for name in SAMPLERS])
+    for name in gradients.NAMES:
+        assert all(value == value for row in metrics for value in row[name])
+    # and training does not notice
+    for run, same in zip(stack.runs, plain.runs, strict=True):
+        assert run.estimator == same.estimator
+        one, two = stack.state(stack.runs.index(run)), plain.state(plain.runs.index(same))
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
 def test_a_stack_goes_on_where_it_was(images):

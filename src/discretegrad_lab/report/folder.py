@@ -1,6 +1,7 @@
 """The files of a report in the folder of its results, and whether they follow from those."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -49,13 +50,26 @@ def write(folder: Path) -> None:
 def gather(
     reading: Reading, runs: Sequence[Run], store: Store, results: Path, damaged: list[str]
 ) -> Results:
-    """What a store has of some runs, and what only their folder below ``results`` has.
+    """What a store has of some runs, and what only the folders below ``results`` have.
 
+    Recipes share runs, so the folders of others count where that of the recipe has none.
     ``damaged`` takes the reasons why runs cannot be read.
     """
     curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
     stored = collect(reading.name, runs, store, curves_of, damaged)
-    return merge(stored, store, read(results / reading.name), reading.runs())
+    own, everything = read(results / reading.name), reading.runs()
+    wanted = {run.identity for run in everything} - {row.identity for row in own.rows}
+    rows, curves = {row.identity: row for row in own.rows}, dict(own.curves)
+    for folder in folders(results) if wanted else ():
+        if folder.name == reading.name:
+            continue
+        others = read(folder)
+        rows |= {row.identity: row for row in others.rows if row.identity in wanted}
+        curves |= {
+            key: x for key, x in others.curves.items() if key[0] in wanted and key[1] in curves_of
+        }
+    before = replace(own, rows=tuple(rows.values()), curves=curves)
+    return merge(stored, store, before, everything)
 
 
 def write_results(reading: Reading, rows: Results, results: Path) -> Path:

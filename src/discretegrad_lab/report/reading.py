@@ -27,6 +27,7 @@ READING = "reading.json"
 TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
 """Fields of a run that every table shows, with their headings."""
 _TEXTS = ("title", "reproduces", "note")
+_TUPLES = ("panels", "rows", "against")
 
 
 class Look(NamedTuple):
@@ -52,6 +53,8 @@ class Reading:
     reproduces: str = ""
     note: str = ""
     """A sentence for the captions of tables."""
+    against: tuple[str, ...] = ()
+    """Keys of estimators that tables compare all others with."""
     curves: bool = True
     """Whether curves are written among the results."""
     claims: tuple[Claim, ...] = ()
@@ -88,7 +91,7 @@ class Reading:
 
     def to_json(self, keys: Sequence[str]) -> str:
         """What ``of_results`` needs besides the results, which have these estimators."""
-        fields = {name: getattr(self, name) for name in (*_TEXTS, "panels", "rows", "curves")}
+        fields = {name: getattr(self, name) for name in (*_TEXTS, *_TUPLES, "curves")}
         metrics = [
             {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
             for metric in self.metrics
@@ -102,7 +105,7 @@ def of_recipe(recipe: Recipe) -> Reading:
     """The reading of a recipe."""
     task = recipe.task
     ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
-    same = ("name", "title", "panels", "rows", "reproduces", "note", "curves", "published")
+    same = ("name", *_TEXTS, *_TUPLES, "curves", "published")
     return Reading(
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),
@@ -134,12 +137,15 @@ def of_results(results: Results, folder: Path) -> Reading:
 
 def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Reading:
     """What ``Reading.to_json`` wrote, if every field is what it was."""
+    if isinstance(document, dict):
+        # which files of before do not have
+        document = {"against": [], **document}
     fields = _typed(document, _FIELDS)
     task = _task(configs)
     known = {metric.name: metric for metric in task.metrics} if task else {}
     metrics = [Metric(**_typed(metric, _METRIC)) for metric in fields.pop("metrics")]
     looks = {key: Look(**_typed(look, _LOOK)) for key, look in fields.pop("looks").items()}
-    for text in ("panels", "rows"):
+    for text in _TUPLES:
         fields[text] = tuple(fields[text])
     return Reading(
         name=name,
@@ -178,8 +184,7 @@ def _are_texts(value: Any) -> bool:
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
-    "panels": _are_texts,
-    "rows": _are_texts,
+    **dict.fromkeys(_TUPLES, _are_texts),
     "curves": _is_switch,
     "metrics": lambda value: isinstance(value, list),
     "looks": lambda value: isinstance(value, dict),

@@ -97,7 +97,8 @@ def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapp
         config,
         status.state,
         status.epoch,
-        {name: value for name, value in end.items() if name != "epoch"},
+        # a metric may have no value at the end, and then the files have none either
+        {name: x for name, x in end.items() if name != "epoch" and math.isfinite(x)},
         status.diverged_step,
         status.seconds,
         _commit(environment),

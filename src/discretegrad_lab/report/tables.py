@@ -6,6 +6,7 @@ from typing import Any
 
 from ..tasks.base import Metric
 from ..tasks.evidence import NEAR, decimal
+from ..tasks.statistics import compare
 from .document import TextTable
 from .entries import DASH, Entry
 from .reading import TUNED, Reading
@@ -77,15 +78,20 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     """The estimators are the rows."""
     metric = cells[0].metric
     known = metric.optimum is not None
-    side = _side(metric)
+    side, digits = _side(metric), metric.digits
+    references = [entry for key in reading.against for entry in cells if entry.estimator == key]
     rows = []
     for entry in cells:
-        values = [with_half(entry.ours.mean, entry.ours.half, metric.digits)]
+        values = [with_half(entry.ours.mean, entry.ours.half, digits)]
         if known:
             arrived = f"{entry.steps.mean:,.0f}" if entry.steps.count else DASH
             if 0 < entry.steps.count < entry.ours.count:
                 arrived += f" ({entry.steps.count} of {entry.ours.count} runs)"
             values += [from_optimum(entry), arrived]
+        for reference in references:
+            versus = compare(entry.ours, reference.ours)
+            same = reference is entry
+            values.append(DASH if same else with_half(versus.difference, versus.half, digits, "+"))
         runs = f"{entry.ours.count} of {entry.planned}"
         rows.append((reading.look(entry.estimator).label, *values, runs, *entry.tuned.values()))
     caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
@@ -98,7 +104,10 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
         )
     headings = ["", metric.label]
     headings += [f"% {side} optimum", f"{unit} to {near}"] if known else []
+    headings += [f"less {reading.look(entry.estimator).label}" for entry in references]
     headings += ["runs", *TUNED.values()]
+    if references:
+        caption += "; differences with half the joint 95 % interval"
     caption = " ".join(filter(None, (f"{caption}.", reading.note)))
     return TextTable(title, caption, tuple(headings), tuple(rows), tuple(_lost(reading, cells)))
 

@@ -223,6 +223,8 @@ class Recipe:
     """By metric."""
     note: str = ""
     """A sentence for the captions of tables."""
+    against: tuple[str, ...] = ()
+    """Keys of estimators that tables, where estimators are the rows, compare all others with."""
 
     def __post_init__(self) -> None:
         twice = {key for key in self.keys() if self.keys().count(key) > 1}

@@ -1,5 +1,9 @@
 """The categorical VAE of the paper."""
 
-from .recipes import RECIPES, TASK
+from .gradient_recipes import GRADIENT_RECIPES
+from .recipes import RECIPES as COLUMNS
+from .recipes import TASK
+
+RECIPES = (*COLUMNS, *GRADIENT_RECIPES)
 
 __all__ = ["RECIPES", "TASK"]

@@ -7,6 +7,8 @@ from ...stack.lines import line
 from ..base import Claim, read_claims
 from ..evidence import Judgement, Results, Vote, final, lower
 from ..statistics import compare
+from .config import OWN
+from .gradient_claims import accurate, baseline
 from .published import cells
 
 
@@ -72,5 +74,9 @@ CLAIMS: dict[str, Claim] = read_claims(
         "best-test": _best("test", 9),
         "small-tau": _prefers(("stgs", "gst-1.0", "gr-mck"), lambda tau: tau <= 1),
         "large-tau": _prefers(("st", "reinmax"), lambda tau: tau >= 1),
+        "accurate": accurate(OWN),
+        "accurate-alike": accurate("reinmax"),
+        "baseline": baseline("mean-2-released"),
+        "baseline-corrected": baseline("mean-2"),
     },
 )

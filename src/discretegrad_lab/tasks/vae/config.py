@@ -1,11 +1,25 @@
 """The configuration of the categorical VAE."""
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ...stack.config import Run
+from ...stack.lines import line
 
 TRAIN_IMAGES = {"mnist": 60_000}
+OWN = "own"
+MOST_CODES = 2**16
+"""More joint codes than this are not enumerated."""
+WORDS: dict[str, Callable[[Any], str]] = {
+    "along": lambda key: (
+        "along its own training" if key == OWN else f"along the training with {line(key).label}"
+    ),
+    "categories": lambda n: f"{n} categories",
+    "latents": lambda n: f"{n} latents",
+}
+"""How fields read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,19 +28,74 @@ class Vae(Run):
 
     task: ClassVar[str] = "vae"
     counts: ClassVar[tuple[str, ...]] = ("categories", "latents", "batch")
+    later_fields: ClassVar[tuple[str, ...]] = (*Run.later_fields, "along", "along_tau")
 
     epochs: int = 160
     data: Literal["mnist"] = "mnist"
     categories: int
     latents: int
     batch: int = 100
+    along: str = ""
+    """Along whose training the gradients of the estimator are compared with the exact ones:
+    ``"own"``, or the key of a line, which then trains in place of the estimator. Without it they
+    are not compared."""
+    along_tau: float | None = None
+    """The temperature of that line."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data != "mnist":
             raise ValueError(f"expected the data mnist, got {self.data!r}")
+        if self.along:
+            self._check_along()
+        if self.enumerates and self.codes > MOST_CODES:
+            raise ValueError(
+                f"expected at most {MOST_CODES:,} joint codes, which the exact gradient "
+                f"enumerates, got {self.categories} ** {self.latents}; take fewer latents, such as "
+                "categories=8, latents=4, or another estimator"
+            )
+
+    def _check_along(self) -> None:
+        if self.line.kind != "sampler":
+            raise ValueError(
+                "expected an estimator that makes a sample, whose gradients can be compared with "
+                f"the exact ones, got {self.estimator!r}; leave along out, or choose another"
+            )
+        own = self.along == OWN
+        if not (own or line(self.along).row):
+            raise ValueError(f"expected {OWN!r} or the key of a line as along, got {self.along!r}")
+        tau = self.along_tau
+        if (tau is None) != own or not (tau is None or (isinstance(tau, float) and tau > 0)):
+            raise ValueError(
+                f"expected a positive number (float) as along_tau beside the key of a line, and "
+                f"none beside {OWN!r}, got along={self.along!r}, along_tau={tau!r}"
+            )
+
+    @property
+    def codes(self) -> int:
+        """How many joint outcomes the latent variables have."""
+        return int(self.categories**self.latents)
+
+    @property
+    def trained(self) -> "Vae":
+        """The run whose estimator trains the networks: itself, unless it is along another."""
+        if self.along in ("", OWN):
+            return self
+        changes: dict[str, Any] = {"estimator": line(self.along), "tau": self.along_tau}
+        return dataclasses.replace(self, **changes, own_line=None, along="", along_tau=None)
+
+    @property
+    def enumerates(self) -> bool:
+        """Whether it needs the loss of every joint code."""
+        return bool(self.along) or self.line.kind == "exact"
 
     @property
     def steps_per_epoch(self) -> int:
         """Images that do not fill a batch are left out."""
         return TRAIN_IMAGES[self.data] // self.batch
+
+    @property
+    def stack_key(self) -> tuple[Any, ...]:
+        """What trains with exact gradients has a stack of its own, since its steps are others."""
+        own = (("exact", self.line.options),) if self.line.kind == "exact" else ()
+        return super().stack_key + own

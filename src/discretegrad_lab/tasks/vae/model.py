@@ -27,6 +27,7 @@ from ...stack.noise import Noise
 from ...stack.sampler import Sampler
 from ..data import Images, load_mnist
 from .config import TRAIN_IMAGES, Vae
+from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients, reconstruction
 
 PIXELS = 784
 HIDDEN = (512, 256)
@@ -69,7 +70,10 @@ class VaeModel(Model):
         self._noise = Noise(seeds, device)
         # of its own, so that nothing else changes what training draws
         self._aside = Noise(seeds, device)
-        self._sampler = Sampler(runs, self._noise)
+        self._runs = tuple(runs)
+        trained = [member.trained for member in runs]
+        if trained[0].line.kind != "exact":
+            self._sampler = Sampler(trained, self._noise)
         images = load_mnist(data) if images is None else images
         if len(images.train) < run.batch:
             raise ValueError(
@@ -126,16 +130,40 @@ class VaeModel(Model):
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
-        """The mean negative ELBO of the test images, or NaN between the epochs that have it."""
+        """The mean negative ELBO of the test images, or NaN between the epochs that have it.
+
+        Where runs say so, also how their gradients compare with the exact ones.
+        """
         total = torch.zeros(self._members, dtype=torch.float64, device=self._test.device)
         if epoch % TEST_EVERY and epoch != self._epochs:
-            return {"test": total.fill_(torch.nan)}
+            return {"test": total.fill_(torch.nan), **self._compared(epoch)}
         self._aside.begin(epoch, _TEST)
         for images in self._test.split(_TEST_BATCH):
             x = _grey(images).expand(self._members, -1, -1)
             logits = _logits(self._encoder, x, self._latents)
             total += len(images) * _loss(self._decoder, self._draw(logits), x, logits)
-        return {"test": total / len(self._test)}
+        return {"test": total / len(self._test), **self._compared(epoch)}
+
+    def _compared(self, epoch: int) -> dict[str, Tensor]:
+        """How the gradients of each member's estimator compare with the exact ones."""
+        if not self._runs[0].along:
+            return {}
+        values = dict.fromkeys(NAMES, [math.nan] * self._members)
+        if epoch in STOPS or epoch == self._epochs:
+            x = _grey(self._train[:IMAGES])
+            logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
+            compared = [
+                compare_gradients(
+                    run, Point(logits[member], reconstruction(self._decoder, member, x), epoch)
+                )
+                for member, run in enumerate(self._runs)
+            ]
+            values = {name: [numbers[name] for numbers in compared] for name in NAMES}
+        device = self._train.device
+        return {
+            name: torch.tensor(numbers, dtype=torch.float64, device=device)
+            for name, numbers in values.items()
+        }
 
     @torch.no_grad()
     def reconstructions(self, member: int, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,12 +257,17 @@ def negative_elbo(out: Tensor, x: Tensor, logits: Tensor) -> Tensor:
         x: The pixels, in [0, 1].
         logits: Of the latent variables, (members, batch, latents, categories).
     """
-    latents, categories = logits.shape[-2:]
     reconstruction = binary_cross_entropy_with_logits(out, x, reduction="none").sum((1, 2))
+    return with_divergence(reconstruction, logits)
+
+
+def with_divergence(reconstruction: Tensor, logits: Tensor) -> Tensor:
+    """The negative ELBO from the reconstruction's part, summed over the batch; (members,) both."""
+    batch, latents, categories = logits.shape[-3:]
     q = logits.softmax(-1)
     # 1e-10 as in the released code
     divergence = (q * (q + 1e-10).log()).sum((1, 2, 3))
-    return (reconstruction + divergence) / x.shape[1] + latents * math.log(categories)
+    return (reconstruction + divergence) / batch + latents * math.log(categories)
 
 
 def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,18 +7,22 @@ from typing import Any
 from ...stack.lines import Line
 from ..base import Build, Cost, Metric, Picture, Recipe, Run, Task
 from .claims import CLAIMS
-from .config import Vae
-from .model import VaeModel, draw_reconstructions, memory
+from .config import WORDS, Vae
+from .enumerated import make_model, memory
+from .gradients import METRICS
+from .model import draw_reconstructions
 from .published import COLUMNS, HEAT_MAP, settings, table
 
 TASK = Task(
     config=Vae,
-    model=VaeModel,
+    model=make_model,
     metrics=(
         Metric("train", "Train \N{MINUS SIGN}ELBO", 2),
         Metric("test", "Test \N{MINUS SIGN}ELBO", 2),
+        *METRICS,
     ),
     memory=memory,
+    words=WORDS,
     claims=CLAIMS,
     pictures=(Picture("reconstructions", draw_reconstructions),),
 )

@@ -1,0 +1,96 @@
+"""What the paper says of its figures of gradients and baselines, held against results."""
+
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any
+
+from ...stack.lines import line
+from ..evidence import Judgement, Results, Row, Vote, describe, every_epoch, final, lower
+from ..statistics import Summary, summarise
+from .config import OWN, WORDS
+
+_RIVALS = ("st", "stgs", "gr-mck", "gst-1.0")
+
+
+def accurate(along: str) -> Callable[[Results], Judgement]:
+    """Whether ReinMax has the highest cosine after every epoch that has one, and learns fastest.
+
+    Along the training with one estimator all have the same weights, and no speed of their own.
+    """
+
+    def judge(results: Results) -> Judgement:
+        part = results.part(along=along)
+        rows = {key: part.where(estimator=key) for key in ("reinmax", *_RIVALS)}
+        lost = [
+            line(key).label for key, own in rows.items() if not final(own, "gradient_cosine").count
+        ]
+        if lost:
+            return Judgement([Vote(0)], f"No finished runs of {', '.join(lost)}")
+        cosines = {key: _by_epoch(part, own) for key, own in rows.items()}
+        ours = cosines.pop("reinmax")
+        votes, texts = [], []
+        for key, theirs in cosines.items():
+            # higher is better
+            every = [lower(theirs.get(epoch, Summary(0)), ours[epoch]) for epoch in ours]
+            votes += every
+            ahead = sum(vote.sign > 0 for vote in every)
+            texts.append(f"{line(key).label} in {ahead}")
+        last = max(ours)
+        head = (
+            f"Of {len(ours)} epochs the cosine of ReinMax is higher than that of "
+            f"{', '.join(texts)}; after the last one ReinMax {ours[last].mean:.3f}, "
+            + ", ".join(f"{line(key).label} {x[max(x)].mean:.3f}" for key, x in cosines.items())
+        )
+        if along != OWN:
+            return Judgement(votes, head)
+        speed = {key: _average(part, own) for key, own in rows.items()}
+        votes += [lower(speed["reinmax"], speed[key]) for key in _RIVALS]
+        means = ", ".join(f"{line(key).label} {x.mean:.2f}" for key, x in speed.items())
+        return Judgement(votes, f"{head}. The training loss averaged over all epochs: {means}")
+
+    return judge
+
+
+def _by_epoch(results: Results, rows: list[Row]) -> dict[int, Summary]:
+    curves = [dict(results.curve(row, "gradient_cosine")) for row in rows]
+    epochs = sorted({epoch for curve in curves for epoch in curve})
+    return {n: summarise([curve[n] for curve in curves if n in curve]) for n in epochs}
+
+
+def _average(results: Results, rows: list[Row]) -> Summary:
+    curves = [results.curve(row, "train") for row in rows]
+    return summarise([fmean(every_epoch(curve)) for curve in curves if curve])
+
+
+def baseline(key: str) -> Callable[[Results], Judgement]:
+    """Whether ReinMax trains better than a line with the baseline 1/n, in every column.
+
+    Each has the better one of its temperatures.
+    """
+
+    def judge(results: Results) -> Judgement:
+        votes, texts = [], []
+        for column in results.settings(("categories", "latents")):
+            ours, theirs = (_best(results.part(**column), name) for name in ("reinmax", key))
+            votes.append(lower(ours[1], theirs[1]))
+            text = " against ".join(
+                f"{line(name).label} {loss.mean:.2f} (τ = {tau:g})"
+                if loss.count
+                else f"{line(name).label}, of which no run is finished"
+                for name, (tau, loss) in (("reinmax", ours), (key, theirs))
+            )
+            texts.append(f"{describe(column, WORDS)}: {text}")
+        return Judgement(votes, "; ".join(texts))
+
+    return judge
+
+
+def _best(results: Results, estimator: str) -> tuple[float, Summary]:
+    """The temperature with the lowest training loss, and that loss."""
+    losses: Mapping[float, Any] = {
+        setting["tau"]: final(results.where(estimator=estimator, **setting), "train")
+        for setting in results.settings(("tau",))
+    }
+    finished = {tau: loss for tau, loss in losses.items() if loss.count}
+    tau = min(finished, key=lambda tau: finished[tau].mean, default=1.0)
+    return tau, finished.get(tau, Summary(0))
