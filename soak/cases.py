@@ -158,6 +158,8 @@ def sampler(c: SimpleNamespace) -> None:
     case = CASES[c.case]
     if c.backend == "triton" and (c.dtype == "float64" or case.row.takes or not case.hard):
         raise Unsuitable
+    if c.backend == "triton" and case.row.rule(**case.options).kernel is None:
+        raise Unsuitable
     logits, mask, g = logits_of(c, case.categorical), mask_of(c), normal(*shape_of(c), seed=c.seed)
     g = placed(g.roll(1, 0).to(logits.dtype), c.incoming)
     logits = placed(logits, c.strides)

@@ -259,7 +259,9 @@ def damage(c: SimpleNamespace) -> None:
     with place() as folder:
         shutil.copytree((whole().folder if c.base == "whole" else half()) / "runs", folder / "runs")
         before = _contents(Store(folder / "runs"))
-        files = sorted(path for path in folder.glob("runs/*/*/*") if path.is_file())
+        # of runs: what a killed process has left besides is read by nobody
+        folders = {run.identity for run in RUNS}
+        files = [path for path in sorted(folder.glob("runs/*/*/*")) if path.parent.name in folders]
         path = rng.choice([file for file in files if file.name.startswith(c.file)])
         _damage(path, c.how, files, rng)
         victims = [run for run in RUNS if run.identity == path.parent.name]
