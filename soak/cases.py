@@ -369,10 +369,16 @@ def layer(c: SimpleNamespace) -> None:
         )
     assert torch.equal(selected, inputs[2][drawn])
     wanted = layers.expected(case, inputs, g, drawn, c.tau)
+    if max(x.abs().max() for x in wanted) > torch.finfo(g.dtype).max / 4:
+        raise Unsuitable  # as for samplers
     if c.n == 1:
         assert all((x.abs() < 1e-5).all() for x in gradients[:2])
         gradients, wanted = gradients[2:], wanted[2:]
-    layers.assert_all_close(gradients, wanted)
+    # blocks may round a logit of low precision otherwise, which a low temperature enlarges
+    low = torch.finfo(g.dtype).bits == 16
+    slack = 1 + (inputs[0] @ inputs[1].T).abs().max().item() / c.tau if low else 1.0
+    for actual, reference in zip(gradients, wanted, strict=True):
+        layers.assert_close(actual, reference, slack)
 
 
 # score functions

@@ -654,7 +654,7 @@ def test_failures_of_all_nodes_are_counted_together(tmp_path):
     errors = SimpleNamespace(RayError=ArithmeticError, TaskCancelledError=ArithmeticError)
     ray = SimpleNamespace(get=lambda task: task, exceptions=errors)
     stacks = StackOptions(max_failures=2)
-    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu", stacks=stacks), None)
+    job = cluster._Job(ray, runs, worker.Place(tmp_path, "cpu", stacks=stacks), None, None)
     job.stacks = [(run,) for run in runs]
     job._note(0, Outcome(damaged={first: "a reason"}), again=False)
     assert job.stop is None
