@@ -128,9 +128,12 @@ def main_table(metric: str, number: int) -> str:
                 lines.append(_beside(entry.ours, entry.cell.value if entry.cell else None))
         for row in read(name).rows:
             seeds = by_seed.setdefault(row.config["estimator"], {})
-            seeds.setdefault(row.config["seed"], []).append(row.metrics[metric])
+            if metric in row.metrics:
+                seeds.setdefault(row.config["seed"], []).append(row.metrics[metric])
     for estimator, seeds in by_seed.items():
-        mean = summarise([fmean(values) for values in seeds.values()])
+        # of seeds that are finished in every size
+        whole = [values for values in seeds.values() if len(values) == len(COLUMNS)]
+        mean = summarise([fmean(values) for values in whole])
         cell = published_cells().get((number, estimator, "average"))
         labels[estimator].append(_beside(mean, cell.value if cell else None))
     heads = [f"Table {number}: {metric} \N{MINUS SIGN}ELBO", *(x[4:] for x in COLUMNS), "mean"]
