@@ -4,6 +4,7 @@
 the registry of estimators.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -39,6 +40,7 @@ VAE, DEMO = "vae-10x30", "polynomial-headline"
 CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "settings", "temperatures"))
 COLUMNS = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8", VAE)
 OTHER_SIZES = COLUMNS[:-1]
+COLLAPSE = "vae-8x4-collapse"
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
@@ -66,6 +68,7 @@ def blocks() -> dict[str, str]:
         "runs": runs_table(),
         "rule": wrapped(RULE),
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
+        "collapse": collapse_table(),
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
         "exact": if_stored(EXACT),
@@ -83,7 +86,7 @@ def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
     beyond = [name for name in (EXACT, GRADIENTS, BASELINES) if read(name).rows]
-    for name in (*OTHER_SIZES, *STORED, *beyond):
+    for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
         states = [f"{n:,} {state}" for state, n in results.counts().items() if n]
         failed = len(results.failed(recipe.task.metric(recipe.metrics[0])))
@@ -138,6 +141,52 @@ def main_table(metric: str, number: int) -> str:
         labels[estimator].append(_beside(mean, cell.value if cell else None))
     heads = [f"Table {number}: {metric} \N{MINUS SIGN}ELBO", *(x[4:] for x in COLUMNS), "mean"]
     return markdown(heads, [[find_line(key).label, *cells] for key, cells in labels.items()])
+
+
+def collapse_table() -> str:
+    """How many runs of the small VAE were useless for a time, and how many at the end."""
+    results = read(COLLAPSE)
+    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
+    lines = []
+    for entry in (x for x in entries(reading(results), results) if x.metric.name == "train"):
+        collapsed, back, stuck = [], [], []
+        for row in results.where(estimator=entry.estimator):
+            # the loss of the first epoch is a mean over its steps, so every run begins high
+            curve = [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+            above = [epoch for epoch, loss in curve if loss >= level]
+            if above:
+                collapsed.append(row.config["seed"])
+                if above[-1] == curve[-1][0]:
+                    stuck.append(row.config["seed"])
+                else:
+                    back.append(next(epoch for epoch, _ in curve if epoch > above[-1]))
+        low, high = rate_interval(len(stuck), entry.ours.count)
+        lines.append(
+            [
+                find_line(entry.estimator).label,
+                with_half(entry.ours.mean, entry.ours.half, 2),
+                f"{entry.median:.2f}",
+                f"{entry.ours.count}",
+                f"{len(collapsed)}" + f" (seeds {_listed(collapsed)})" * bool(collapsed),
+                f"{len(back)}" + f" (by epoch {_listed(back)})" * bool(back),
+                f"{len(stuck)}" + f" (seeds {_listed(stuck)})" * bool(stuck),
+                f"{100 * low:.1f} to {100 * high:.1f} %",
+            ]
+        )
+    heads = ["train \N{MINUS SIGN}ELBO", "mean", "median", "runs", "collapsed after 4 epochs"]
+    return markdown([*heads, "came back", "collapsed at the end", "95 % interval"], lines)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def rate_interval(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a probability, from so many events in so many trials."""
+    z = 1.959964
+    middle = (count + z * z / 2) / (total + z * z)
+    half = z * math.sqrt(count * (total - count) / total + z * z / 4) / (total + z * z)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _beside(ours: Summary, published: float | None) -> str:
@@ -366,7 +415,7 @@ def _caption(results: Results) -> str:
     held, failed, open_ = (
         sum(verdict.holds is holds for verdict in claims) for holds in (True, False, None)
     )
-    trained = sum(read(name).counts()["finished"] for name in (VAE, *OTHER_SIZES, SETTINGS, SEARCH))
+    trained = sum(read(name).counts()["finished"] for name in (*COLUMNS, SETTINGS, SEARCH))
     return (
         f"Mean ± half the 95 % interval, published over {_numbers(published)} runs and ours over "
         f"{_numbers(ours)}; *within* means that the difference lies inside its own 95 % interval. "

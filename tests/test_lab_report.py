@@ -365,7 +365,7 @@ def test_lost_runs_are_counted():
     assert "Diverged: ST 1." in whole.text
     table = whole.tables[0]
     assert "STGS: 8 finished, 1 damaged, 1 missing." in table.notes
-    assert next(line for line in table.rows if line[0] == "ST")[3] == "9 of 10"
+    assert next(line for line in table.rows if line[0] == "ST")[4] == "9 of 10"
     line = csv_line(found, "test", "st")
     assert (line["finished"], line["diverged"], line["runs"]) == ("9", "1", "9")
 
@@ -382,6 +382,18 @@ def test_a_run_that_is_not_finished_never_counts():
         assert all(verdict.holds is None for verdict in whole.verdicts)
 
 
+def test_a_run_that_is_as_good_as_a_useless_model_failed():
+    """Also if it began worse; a metric whose useless level is not known cannot tell."""
+    loss = Metric("loss", "loss", 2, useless=206.0)
+    assert loss.failed(224.0, 214.0, {})
+    assert loss.failed(224.0, 206.0, {})
+    assert not loss.failed(224.0, 205.9, {})
+    assert not Metric("loss", "loss", 2).failed(224.0, 214.0, {})
+    accuracy = Metric("accuracy", "accuracy", 2, "up", useless=0.1)
+    assert accuracy.failed(0.05, 0.1, {})
+    assert not accuracy.failed(0.05, 0.2, {})
+
+
 def test_polynomial_tables_have_the_distance_to_the_optimum():
     found = polynomial(CURVES)
     tables = report(found).tables
@@ -391,10 +403,11 @@ def test_polynomial_tables_have_the_distance_to_the_optimum():
     line = next(line for line in tables[1].rows if line[0] == "ST")
     share = 100 * (sum(values) / 5 / 0.45**2 - 1)
     half = 100 * stats.t.ppf(0.975, 4) * stats.sem(values) / 0.45**2
-    assert line[2] == f"{share:.2f} ± {half:.2f}"
-    assert line[3] == "\N{EN DASH}"
+    assert line[2] == f"{sorted(values)[2]:.5f}"
+    assert line[3] == f"{share:.2f} ± {half:.2f}"
+    assert line[4] == "\N{EN DASH}"
     assert f"the optimum is {0.45**2:.5f}" in tables[1].caption
-    assert tables[1].rows[0][2] == "0.00 ± 0.00"
+    assert tables[1].rows[0][3] == "0.00 ± 0.00"
     # what the runs were trained with
     assert tables[1].rows[-1][-3:] == ("\N{EN DASH}", "adam", "0.001")
     first = table_csv(found)[0]

@@ -136,7 +136,8 @@ def _jacobian(
     family: Family, largest: bool, g: Tensor, drawn: Tensor, point: Tensor, tau: Temperature
 ) -> Tensor:
     g = family.centre(g, drawn) if largest else g
-    return family.covariance(point, g, centred=largest).div_(tau)
+    gradient = family.covariance(point, g, centred=largest)
+    return gradient if not isinstance(tau, Tensor) and tau == 1 else gradient.div_(tau)
 
 
 def given_noise(name: str, draw: Draw, noise: Tensor | None, *, draws: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""A blend of straight-through and ReinMax: less variance than ReinMax, less bias than either end.
+"""A blend of straight-through and ReinMax: more of the second order, or less of its noise.
 
 Both ends are in Liu et al., "Bridging Discrete and Backpropagation: Straight-Through and Beyond",
 NeurIPS 2023, arXiv:2304.08612; the blend is not.
@@ -78,17 +78,19 @@ def _rule(weight: float = 0.5) -> Rule:
 
 def _formula(draw: Draw, weight: float) -> Gradient:
     straight_through, second_order = jacobian_at(draw), reinmax.RULE.formula(draw)
-    saved = *straight_through.saved, *second_order.saved
+    point, *_ = second_order.saved
+    # at a temperature of 1 the two have the same constant
+    tempered = straight_through.saved if len(second_order.saved) > 1 else ()
     ends = straight_through.vjp, second_order.vjp
-    return Gradient(partial(_gradient, *ends, len(straight_through.saved), weight), saved)
+    return Gradient(partial(_gradient, *ends, weight), (point, *tempered))
 
 
 def _gradient(
-    first: Vjp, second: Vjp, of_first: int, weight: float, g: Tensor, drawn: Tensor, *saved: Tensor
+    first: Vjp, second: Vjp, weight: float, g: Tensor, drawn: Tensor, point: Tensor, *more: Tensor
 ) -> Tensor:
-    """The first ``of_first`` constants are those of the first formula, the others the second's."""
-    straight_through = first(g, drawn, *saved[:of_first])
-    return straight_through.lerp(second(g, drawn, *saved[of_first:]), weight)
+    """``more``: the mean at another temperature than 1, and that temperature if it is a tensor."""
+    straight_through = first(g, drawn, *(more or (point,)))
+    return straight_through.lerp(second(g, drawn, point, *more[:1]), weight)
 
 
 ROW = sampler_row(

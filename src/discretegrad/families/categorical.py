@@ -174,11 +174,13 @@ class Categorical(Family):
         rounding. Of what remains of g after a first mean is subtracted, that g is about as small as
         the result; the mean of the remainder is then exact enough to be subtracted from it.
         """
-        if not centred:
-            g = g - row_sum(point * g)
         product = point * g
-        if transforming():  # which have no rule for the faster form
+        if compiling() or transforming():  # which have no rule for the faster form, or make it
+            if not centred:
+                product = point * (g - row_sum(product))
             return product - point * row_sum(product)
+        if not centred:
+            product = (g - row_sum(product)).mul_(point)
         return product.addcmul_(point, row_sum(product), value=-1)
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:

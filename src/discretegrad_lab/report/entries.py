@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ..tasks.base import Cell, Metric
@@ -28,6 +29,8 @@ class Entry:
     """How many of the finished ones failed to train, by the first metric of the report; None if
     that is not known of any."""
     ours: Summary
+    median: float
+    """Of the finished runs: what a few that failed do not move. NaN without any."""
     cell: Cell | None
     """The published number."""
     optimum: float
@@ -87,6 +90,9 @@ def _entry(
         own.counts(),
         len(own.failed(by)) if any(own.first(row, by.name) is not None for row in rows) else None,
         final(rows, metric.name),
+        median(
+            [row.metrics[metric.name] for row in rows if metric.name in row.metrics] or [math.nan]
+        ),
         table.cells.get(estimator) if table else None,
         optimum,
         steps,
@@ -133,6 +139,7 @@ def entries_csv(cells: list[Entry]) -> str:
                 "published_deviation": significant(cell.spread if cell else None),
                 "published_runs": str(cell.runs) if cell else "",
                 "ours": significant(entry.ours.mean),
+                "median": significant(entry.median),
                 "half_interval": _short(entry.ours.half),
                 "deviation": _short(entry.ours.deviation),
                 "runs": str(entry.ours.count),

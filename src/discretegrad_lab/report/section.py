@@ -46,8 +46,11 @@ def _state(reading: Reading, results: Results) -> str:
     }
     failed = results.failed(reading.metrics[0])
     if failed:
-        metric = reading.metrics[0].label
-        apart[f"Failed to train, {metric} no better at the end than after the first epoch"] = failed
+        metric = reading.metrics[0]
+        than = "after the first epoch"
+        if metric.useless is not None:
+            than += f", or than {metric.useless:g}, where a model has learned nothing"
+        apart[f"Failed to train, {metric.label} no better at the end than {than}"] = failed
     for what, rows in apart.items():
         keys = [row.config["estimator"] for row in rows]
         names = (f"{reading.look(key).label} {keys.count(key)}" for key in dict.fromkeys(keys))

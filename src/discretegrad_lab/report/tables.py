@@ -46,7 +46,9 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
                 if cell
                 else DASH,
                 with_half(entry.ours.mean, entry.ours.half, metric.digits),
+                with_half(entry.median, math.nan, metric.digits),
                 f"{entry.ours.count} of {entry.planned}",
+                _failed(entry),
                 with_half(versus.difference, versus.half, metric.digits, "+"),
                 versus.chance or DASH,
                 entry.verdict or DASH,
@@ -68,7 +70,8 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         f"standard deviation over {table.runs} runs. Ours: mean ± half the 95 % interval. "
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
-    headings = ("", "published", "ours", "runs", "difference", "p", "verdict", *TUNED.values())
+    ours = "ours", "median", "runs", "failed"
+    headings = ("", "published", *ours, "difference", "p", "verdict", *TUNED.values())
     return TextTable(
         f"{metric.label}, {table.column}", caption, headings, tuple(rows), tuple(notes)
     )
@@ -82,7 +85,10 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     references = [entry for key in reading.against for entry in cells if entry.estimator == key]
     rows = []
     for entry in cells:
-        values = [with_half(entry.ours.mean, entry.ours.half, digits)]
+        values = [
+            with_half(entry.ours.mean, entry.ours.half, digits),
+            with_half(entry.median, math.nan, digits),
+        ]
         if known:
             arrived = f"{entry.steps.mean:,.0f}" if entry.steps.count else DASH
             if 0 < entry.steps.count < entry.ours.count:
@@ -93,7 +99,8 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
             same = reference is entry
             values.append(DASH if same else with_half(versus.difference, versus.half, digits, "+"))
         runs = f"{entry.ours.count} of {entry.planned}"
-        rows.append((reading.look(entry.estimator).label, *values, runs, *entry.tuned.values()))
+        label, tuned = reading.look(entry.estimator).label, entry.tuned.values()
+        rows.append((label, *values, runs, _failed(entry), *tuned))
     caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
     near = f"{100 * NEAR:g} %"
     unit = cells[0].unit
@@ -102,10 +109,10 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
             f"; the optimum is {cells[0].optimum:.5f}. {unit.capitalize()} until it is within "
             f"{near} of the optimum and stays there, along straight lines between epochs"
         )
-    headings = ["", metric.label]
+    headings = ["", metric.label, "median"]
     headings += [f"% {side} optimum", f"{unit} to {near}"] if known else []
     headings += [f"less {reading.look(entry.estimator).label}" for entry in references]
-    headings += ["runs", *TUNED.values()]
+    headings += ["runs", "failed", *TUNED.values()]
     if references:
         caption += "; differences with half the joint 95 % interval"
     caption = " ".join(filter(None, (f"{caption}.", reading.note)))
@@ -148,6 +155,11 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     if alike:
         caption += f" All with {', '.join(alike)}."
     return TextTable(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
+
+
+def _failed(entry: Entry) -> str:
+    """How many of the finished runs failed to train."""
+    return DASH if entry.failed is None else str(entry.failed)
 
 
 def _distinct(texts: Sequence[str]) -> list[str]:

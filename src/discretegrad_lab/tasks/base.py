@@ -44,16 +44,21 @@ class Metric:
     """Whether less is better, as for a loss, or more, as for an accuracy."""
     optimum: Callable[[Mapping[str, Any]], float] | None = None
     """The best value there is for a configuration, if that is known."""
+    useless: float | None = None
+    """What a model has that has learned nothing about its data, if that is known."""
 
     def failed(self, first: float, last: float, config: Mapping[str, Any]) -> bool:
         """Whether a run failed to train, by its value after the first epoch and at the end.
 
-        It did if the value has become worse. If it has not changed, it did too where the optimum is
-        known and is not near: such a run is stuck. Changes in the sixth digit are none.
+        It did if the value has become worse, or is no better than that of a useless model. If it
+        has not changed, it did too where the optimum is known and is not near: such a run is stuck.
+        Changes in the sixth digit are none.
         """
         if not (math.isfinite(first) and math.isfinite(last)):
             return False
         sign = 1 if self.direction == "down" else -1
+        if self.useless is not None and sign * (last - self.useless) >= 0:
+            return True
         change, rounding = sign * (last - first), _ROUNDING * abs(first)
         if self.optimum is None or change > rounding:
             return change > rounding
