@@ -12,6 +12,7 @@ fastest blocks suffers least where other programs run.
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -52,7 +53,11 @@ def serve() -> None:
         if shape not in works:
             # one shape at a time stays in memory
             works = {shape: {work.provider: work for work in run.case_of(shape, setup).works}}
-        work = works[shape][provider]
+        work = works[shape].get(provider)
+        if work is None:
+            # the library of this tree does not have it
+            print(math.nan, flush=True)
+            continue
         for _ in range(warmups):
             work.call()
         print(block_seconds(work.call, calls, setup, CALLS), flush=True)
@@ -85,9 +90,10 @@ def compare(shape: str, trees: Sequence[Tree], rounds: int | None) -> Iterator[R
     """A row for each sampler at a shape: this tree is the first of both."""
     rng, pace = random.Random(0), run.CASES[shape]
     names = [sampler.name for sampler in run.SAMPLERS]
-    pairs = [(name, tree) for name in names for tree in trees]
     # the first call loads code
-    first = {pair: pair[1].seconds(shape, pair[0], 1, 1) for pair in pairs}
+    first = {(name, tree): tree.seconds(shape, name, 1, 1) for name in names for tree in trees}
+    names = [name for name in names if not any(math.isnan(first[name, tree]) for tree in trees)]
+    pairs = [(name, tree) for name in names for tree in trees]
     times: dict[tuple[str, Tree], list[float]] = {pair: [] for pair in pairs}
     for number in range(rounds or pace.rounds):
         for name, tree in rng.sample(pairs, len(pairs)):
