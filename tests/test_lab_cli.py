@@ -375,6 +375,15 @@ def test_any_set_of_stored_runs_is_reported(here):
     assert refused(call("report", "--set", "tau=7"), "got none that fit")
 
 
+def test_a_file_that_vanishes_while_a_report_looks_does_not_matter(here):
+    """As the temporary ones of another report do; a link to nothing has a name and no size."""
+    shutil.copytree(ROOT / "results" / "vae-10x30", here / "results" / "vae-10x30")
+    (here / "results" / "vae-10x30" / "runs.csv.0a1b.tmp").symlink_to("nothing")
+    result = call("report", "vae-10x30")
+    assert result.exit_code == 0
+    assert "Wrote results/vae-10x30" in result.stdout
+
+
 def test_a_report_for_programs_has_tables_and_verdicts(here):
     shutil.copytree(ROOT / "results" / "vae-10x30", here / "results" / "vae-10x30")
     (document,) = json.loads(call("report", "vae-10x30", "--json").stdout)

@@ -1,5 +1,6 @@
 """The command ``discretegrad report``."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -105,7 +106,11 @@ def _show(places: "list[Path]", sections: "list[Section]") -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
     for place, section in zip(places, sections, strict=True):
         show(section, console)
-        total = sum(path.stat().st_size for path in place.iterdir())
+        total = 0
+        for path in place.iterdir():
+            # another report may just have renamed it
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
         typer.echo(f"Wrote {place} ({size(total)}); open {place / PAGE}")
 
 
