@@ -1,19 +1,26 @@
 """Images that stored models make: here reconstructions of a VAE."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure as Canvas
 from typer.testing import CliRunner
 
 import oracles
 from discretegrad_lab import tasks
 from discretegrad_lab.cli import app
 from discretegrad_lab.cli.plot import _pictures
-from discretegrad_lab.report.results import collect
+from discretegrad_lab.report import plots
+from discretegrad_lab.report.document import Curve, Figure
+from discretegrad_lab.report.plots import draw_map
+from discretegrad_lab.report.results import collect, configuration, write
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.tasks.data import Images
+from discretegrad_lab.tasks.evidence import Results, Row
 from discretegrad_lab.tasks.vae import model
 from discretegrad_lab.tasks.vae.config import Vae
 from lab_tiny import TINY
@@ -106,3 +113,36 @@ def test_the_picture_shows_what_the_trained_models_make_of_the_images(store):
         for name, parameter in fresh.groups["model"].parameters.items():
             parameter[0] = state[f"parameters/{name}"]
     assert torch.equal(drawn["ST"].flatten(1), fresh.reconstructions(0, IMAGES.test[:12])[1])
+
+
+def test_a_search_is_drawn_as_a_map(tmp_path, monkeypatch):
+    recipe = tasks.recipe("polynomial-temperatures")
+    runs = recipe.runs(estimators=["st", "reinmax"])
+    rows = tuple(
+        Row(run.identity, configuration(run), "finished", 1, {"expected_loss": 1 / run.tau})
+        for run in runs
+    )
+    write(Results(recipe.name, rows), tmp_path / recipe.name)
+    plotted = CliRunner().invoke(app, ["plot", recipe.name, "--results", str(tmp_path)])
+    assert f"Wrote {tmp_path / recipe.name / 'map.png'}" in plotted.stdout.replace("\n", "")
+    with pytest.raises(ValueError, match="expected at least one figure, got none"):
+        draw_map([], tmp_path / "none.png")
+
+
+def test_a_map_has_the_numbers_of_its_figure():
+    """The light end of the colours is at the best number, whatever the direction."""
+    curves = tuple(
+        Curve(name, "#0072b2", (0.5, 1.0, 2.0), values)
+        for name, values in (("first", (3.0, 1.0, math.nan)), ("second", (2.0, 5.0, 9.0)))
+    )
+    for better, best in (("down", (0, 1)), ("up", (1, 2))):
+        figure = Figure("title", "", "x", "y", curves, searched=True, better=better)
+        canvas = Canvas()
+        panel = canvas.subplots()
+        plots._map_panel(panel, figure)
+        texts = {tuple(text.get_position()[::-1]): text.get_text() for text in panel.texts}
+        expected = {(0, 0): "3", (0, 1): "1", (1, 0): "2", (1, 1): "5", (1, 2): "9"}
+        assert texts == expected
+        shown = panel.images[0].get_array()
+        assert np.unravel_index(shown.argmin(), shown.shape) == best
+        assert [x.get_text() for x in panel.get_yticklabels()] == ["first", "second"]

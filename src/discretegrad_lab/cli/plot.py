@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..tasks.base import Picture
     from ..tasks.evidence import Results
 
-CURVES = "curves.png"
+CURVES, MAP = "curves.png", "map.png"
 
 
 @common.command(
@@ -36,6 +36,8 @@ def plot(
 ) -> None:
     """Draw the curves of a report as PNG files, and images that trained models make.
 
+    Where values of a setting were searched, such as temperatures, there is also a map of them.
+
     Takes the results that `discretegrad report` has written; without names all of them. Images also
     need the runs and their data, and are left out where there are no finished runs.
     """
@@ -53,7 +55,7 @@ def plot(
             folders = _folders(selection, results)
             sections = {folder: read_section(folder) for folder in folders}
             # matplotlib writes a cache the first time
-            from ..report.plots import draw, picture_grid
+            from ..report.plots import draw, draw_map, picture_grid
 
             store = Store(runs)
             damaged: list[str] = []
@@ -68,6 +70,10 @@ def plot(
                 if section.figures:
                     draw(section.figures, folder / CURVES)
                     written.append(folder / CURVES)
+                searched = [figure for figure in section.figures if figure.searched]
+                if searched:
+                    draw_map(searched, folder / MAP)
+                    written.append(folder / MAP)
             for path, labelled in images.items():
                 picture_grid(labelled, path)
                 written.append(path)

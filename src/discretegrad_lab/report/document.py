@@ -6,7 +6,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 # what a terminal or an editor acts on instead of showing it: control characters, line separators,
 # and marks that reverse the direction of a text; a tab and a line break are neither
@@ -67,6 +67,10 @@ class Figure:
     reference: float | None = None
     """Where to draw a horizontal line."""
     reference_name: str = "reference"
+    searched: bool = False
+    """Whether the axis is a setting whose values were tried, and not time."""
+    better: Literal["down", "up"] = "down"
+    """Whether a small value is a good one, or a large one."""
 
     @property
     def empty(self) -> bool:

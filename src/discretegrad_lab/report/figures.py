@@ -61,6 +61,8 @@ def _figure(
         curves=tuple(curves),
         reference=metric.optimum(first.config) if metric.optimum else None,
         reference_name="optimum",
+        searched=searched is not None,
+        better=metric.direction,
     )
 
 

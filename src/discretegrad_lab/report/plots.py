@@ -79,6 +79,60 @@ def draw(
         _save(canvas, path, metadata)
 
 
+def draw_map(figures: Sequence[Figure], path: Path | str) -> None:
+    """Figures over values that were searched as maps: a row for each curve, its numbers in cells.
+
+    The lighter a cell, the better its number. The colours end at the worst number but a quarter:
+    the rest is as dark.
+
+    Args:
+        figures: Those with ``searched``, one panel for each.
+        path: The PNG file to write.
+
+    Raises:
+        ValueError: If there is no figure.
+    """
+    if not figures:
+        raise ValueError("expected at least one figure, got none")
+    columns = min(2, len(figures))
+    rows = math.ceil(len(figures) / columns)
+    tallest = max(len(figure.curves) for figure in figures)
+    with matplotlib.rc_context(_STYLE):
+        size = 6.0 * columns, (0.9 + 0.33 * tallest) * rows
+        canvas = Canvas(figsize=size, layout="constrained")
+        panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
+        for panel, figure in zip(panels, figures, strict=False):
+            _map_panel(panel, figure)
+        for panel in panels[len(figures) :]:
+            panel.remove()
+        _save(canvas, path, None)
+
+
+def _map_panel(panel: "Axes", figure: Figure) -> None:
+    values = sorted({x for curve in figure.curves for x in curve.x})
+    cells = np.full((len(figure.curves), len(values)), math.nan)
+    for row, curve in enumerate(figure.curves):
+        for x, y in zip(curve.x, curve.y, strict=True):
+            cells[row, values.index(x)] = y if usable(y) else math.nan
+    sign = 1 if figure.better == "down" else -1
+    badness = sign * cells
+    known = badness[np.isfinite(badness)]
+    low, high = (known.min(), np.quantile(known, 0.75)) if known.size else (0.0, 1.0)
+    panel.imshow(badness, cmap="viridis_r", vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
+    panel.set_title(figure.title)
+    panel.set_xlabel(figure.x_label)
+    panel.set_xticks(range(len(values)), [f"{x:g}" for x in values])
+    panel.set_yticks(range(len(figure.curves)), [curve.name for curve in figure.curves])
+    panel.tick_params(length=0)
+    panel.grid(False)
+    panel.spines[:].set_visible(False)
+    for (row, column), value in np.ndenumerate(cells):
+        if math.isfinite(value):
+            dark = badness[row, column] > (low + high) / 2
+            colour = "white" if dark else "black"
+            panel.text(column, row, f"{value:.4g}", ha="center", va="center", color=colour, size=7)
+
+
 def _mark(curve: Curve) -> str:
     return _MARKS[curve.mark % len(_MARKS)]
 
