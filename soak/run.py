@@ -61,9 +61,10 @@ def attempt(kind: Kind, number: int, known: set[tuple[str, ...]]) -> Report:
             known.add(sort)
             config, problem = kind.shrink(config, error, SHRINK_SECONDS[kind.part])
             command = kind.command(config)
-        report = report._replace(
-            attacks=1, problem=f"{type(problem).__name__}: {problem}"[:1000], command=command
-        )
+        text = f"{type(problem).__name__}: {problem}"
+        # a traceback says at its end what went wrong
+        text = text if len(text) <= 1200 else f"{text[:300]} [...] {text[-900:]}"
+        report = report._replace(attacks=1, problem=text, command=command)
     return report._replace(seconds=time.perf_counter() - began)
 
 
