@@ -1,0 +1,172 @@
+"""The VAE of the paper's Table 5: its data, its activations, and its score functions."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, kl_divergence
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import oracles
+from discretegrad_lab.stack.noise import mixed
+from discretegrad_lab.tasks.vae import model as vae
+from discretegrad_lab.tasks.vae.config import Vae
+from discretegrad_lab.tasks.vae.model import VaeModel
+from test_lab_vae import IMAGES, batches, recording, train
+
+CPU = torch.device("cpu")
+LATENTS, CATEGORIES, BATCH, STEPS = 3, 4, 20, 20
+
+one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
+
+
+def run(estimator="reinmax", **fields):
+    settings = {"latents": LATENTS, "categories": CATEGORIES, "batch": BATCH, "epochs": 12}
+    return Vae(estimator=estimator, **(settings | fields))
+
+
+def plain_network(sizes, activation):
+    layers = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), activation]
+    return nn.Sequential(*layers[:-1])
+
+
+class Plain(nn.Module):
+    """The model as anybody would write it, in float64."""
+
+    def __init__(self, one):
+        super().__init__()
+        code = one.latents * one.categories
+        activation = nn.ReLU() if one.slope is None else nn.LeakyReLU(one.slope)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(one.seed)
+            self.encoder = plain_network((784, 512, 256, code), activation)
+            self.decoder = plain_network((code, 256, 512, 784), activation)
+        self.double()
+
+    def logits(self, x):
+        return self.encoder(x).view(len(x), LATENTS, CATEGORIES)
+
+    def reconstruction(self, z, x):
+        out = self.decoder(z.flatten(1))
+        return binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
+
+
+def divergence(logits):
+    prior = Categorical(logits=torch.zeros_like(logits))
+    return kl_divergence(Categorical(logits=logits), prior).sum(1)
+
+
+def in_double(monkeypatch, *runs, kind=VaeModel):
+    monkeypatch.setattr(vae, "_grey", lambda images: images.double() / 255)
+    task = kind(runs, CPU, images=IMAGES)
+    task._encoder.double()
+    task._decoder.double()
+    return task
+
+
+def plain_batches(one, task, member, epoch):
+    """The batches of an epoch, by the order of the member and generators of torch."""
+    x = IMAGES.train[task._order[member]].double() / 255
+    if not one.binarised:
+        return x
+    generator = torch.Generator().manual_seed(mixed(one.seed, epoch, 5))
+    return torch.stack([(torch.rand(p.shape, generator=generator) < p).double() for p in x])
+
+
+@pytest.mark.parametrize("fields", [{"slope": 0.2}, {"images": 407}, {"binarised": True}])
+def test_every_option_trains_as_a_plain_model(fields, monkeypatch):
+    one = run(seed=3, tau=1.1, **fields)
+    task = in_double(monkeypatch, run("st", seed=8, **fields), one)
+    samples = recording(task, "_sampler", monkeypatch)
+    losses = train(task, STEPS, epoch=2)[:, 1]
+    assert losses.dtype == torch.float64
+    assert task._order.max() < (one.images or len(IMAGES.train))
+    model = Plain(one)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for step, x in enumerate(plain_batches(one, task, 1, 2)[:STEPS]):
+        logits = model.logits(x)
+        z = oracles.reinmax(logits, samples[step][1][1].argmax(-1), one.tau)
+        loss = (model.reconstruction(z, x) + divergence(logits)).mean()
+        # 1e-10 of the released code within the logarithm, and no more
+        torch.testing.assert_close(losses[step], loss.detach(), rtol=1e-9, atol=0)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for name, parameter in model.named_parameters():
+        found = task.parameters[name][1]
+        torch.testing.assert_close(found, parameter, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_pixels_depend_on_seed_epoch_and_image_alone():
+    # estimators that take different amounts of random numbers
+    runs = [run(name, seed=seed) for name, seed in (("st", 1), ("stgs", 1), ("gr-mck", 2))]
+    runs = [dataclasses.replace(one, binarised=True, draws=3) for one in runs]
+    stack = VaeModel(runs, CPU, images=IMAGES)
+    stack.begin_epoch(4)
+    seen, take = [], stack._next_batch
+    stack._next_batch = lambda: seen.append(take()) or seen[-1]
+    for _ in range(3):
+        stack.losses()
+    pixels = torch.stack(seen, 1)
+    assert set(pixels.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(pixels[0], pixels[1])
+    alone = VaeModel(runs[2:], CPU, images=IMAGES)
+    first = batches(alone, 4)[0]
+    assert torch.equal(first[:3], pixels[2])
+    # another epoch has other pixels of the same image
+    later, order = batches(alone, 5)[0], alone._order[0].flatten()
+    alone.begin_epoch(4)
+    same = first.flatten(0, 1)[alone._order[0].flatten().argsort()]
+    other = later.flatten(0, 1)[order.argsort()]
+    grey = IMAGES.train[: len(same)].float() / 255
+    uncertain = (grey > 0.3) & (grey < 0.7)
+    assert 0.3 < (same != other)[uncertain].float().mean() < 0.6
+    # each with its grey value as the probability: five deviations
+    deviation = (grey * (1 - grey)).sum().sqrt()
+    assert abs((same - grey).sum()) < 5 * deviation
+
+
+def test_binary_test_images_are_one_copy():
+    one = run(binarised=True)
+    task = VaeModel([one, run(binarised=True, seed=7)], CPU, images=IMAGES)
+    assert torch.equal(task._test, vae.binary_copy(IMAGES.test))
+    assert set(task._test.unique().tolist()) == {0, 255}
+    assert torch.equal(VaeModel([one], CPU, images=IMAGES)._test, task._test)
+    first = task.evaluate(10)["test"]
+    task.begin_epoch(0)
+    loss = task.losses()["train"]
+    task.begin_epoch(0)
+    assert torch.equal(task.evaluate(10)["test"], first)
+    assert torch.equal(task.losses()["train"], loss)
+    shown, _ = task.reconstructions(0, IMAGES.test[:3])
+    assert set(shown.unique().tolist()) == {0.0, 1.0}
+
+
+def test_options_are_part_of_the_identity_where_they_are_used():
+    names = {"images", "binarised", "slope"}
+    assert not names & set(run().document())
+    changed = [run(images=50_000), run(binarised=True), run(slope=0.2)]
+    assert len({one.identity for one in (run(), *changed)}) == 4
+    assert len({one.stack_key for one in (run(), *changed)}) == 4
+    assert run(images=50_000, batch=200).steps_per_epoch == 250
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"images": 19}, "whole number as images, from the batch of 20 to 59,999, .* got 19"),
+        ({"images": 60_000}, "or None for all 60,000, got 60000"),
+        ({"images": 50_000.0}, "whole number as images"),
+        ({"binarised": 1}, "True or False as binarised, got 1"),
+        ({"slope": 0.0}, "between 0 and 1 as slope, or None for ReLU, got 0.0"),
+        ({"slope": 1}, r"number \(float\) between 0 and 1 as slope"),
+        ({"slope": float("nan")}, "as slope"),
+    ],
+)
+def test_bad_options_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        run(**fields)
