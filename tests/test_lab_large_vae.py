@@ -10,10 +10,14 @@ from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import oracles
+from discretegrad_lab import tasks
+from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.noise import mixed
+from discretegrad_lab.tasks.evidence import Results, Row
 from discretegrad_lab.tasks.vae import model as vae
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.model import VaeModel
+from lab_cases import make_stack
 from test_lab_vae import IMAGES, batches, recording, train
 
 CPU = torch.device("cpu")
@@ -170,3 +174,66 @@ def test_options_are_part_of_the_identity_where_they_are_used():
 def test_bad_options_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         run(**fields)
+
+
+LARGE = {"vae-32x64": (32, 64, 500_100), "vae-64x32": (64, 32, 500_000)}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_recipes_have_the_released_settings(name):
+    recipe = tasks.recipe(name)
+    runs = recipe.runs()
+    assert len(runs) == 5 * len(recipe.estimators)
+    for one in runs:
+        assert (one.categories, one.latents, one.epochs * one.steps_per_epoch) == LARGE[name]
+        assert (one.batch, one.draws) == (200, 100)
+        assert one.tau == (1.1 if one.estimator == "reinmax" else 0.5)
+        released = (one.images, one.binarised, one.slope, one.optimiser, one.learning_rate)
+        assert released == (
+            (None, False, 0.01, "radam", 5e-4)
+            if name == "vae-32x64"
+            else (50_000, True, 0.2, "adam", 1e-3)
+        )
+    shown = set(recipe.published["train"].cells)
+    assert shown >= ({"reinmax"} if name == "vae-32x64" else set(recipe.keys()) - {"reinmax"})
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_recipes_train(name, monkeypatch):
+    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
+    # three steps
+    small = {"batch": 150, "epochs": 1, "draws": 3}
+    runs = [dataclasses.replace(one, **small) for one in tasks.recipe(name).runs(seeds=[0])]
+    for members in stacks_of(runs):
+        stack = make_stack(members)
+        assert stack.model.steps_per_epoch == 3
+        numbers = stack.advance()
+        assert all(0 < x < 700 for metric in ("train", "test") for x in numbers[metric])
+
+
+def stacks_of(runs):
+    by_key = {}
+    for one in in_order(runs):
+        by_key.setdefault(one.stack_key, []).append(one)
+    return by_key.values()
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_claim_about_the_large_model(name):
+    recipe = tasks.recipe(name)
+    claim = recipe.task.claims["best-large"]
+    for lowest, sign in (("reinmax", 1), ("st", -1)):
+        rows = tuple(
+            Row(
+                one.identity,
+                one.document(),
+                "finished",
+                metrics={"train": 95 + one.seed / 100 + (one.estimator != lowest)},
+            )
+            for one in recipe.runs()
+        )
+        judgement = claim.judge(Results(name, rows))
+        # against each of the others once, also those whose number is in another column
+        assert len(judgement.votes) == len(recipe.estimators) - 1
+        assert {vote.sign for vote in judgement.votes if vote.p < 0.01} == {sign}
+        assert "GST-1.0 96.02 (p" in judgement.evidence
