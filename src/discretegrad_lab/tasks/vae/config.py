@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from ...stack.config import Run
 from ...stack.lines import line
+from ...stack.score import sample_count
 
 TRAIN_IMAGES = {"mnist": 60_000}
 OWN = "own"
@@ -62,6 +63,8 @@ class Vae(Run):
             )
         if self.along:
             self._check_along()
+        if self.trained.line.kind == "score":
+            sample_count(self.trained.line)
         if self.enumerates and self.codes > MOST_CODES:
             raise ValueError(
                 f"expected at most {MOST_CODES:,} joint codes, which the exact gradient "
@@ -127,6 +130,6 @@ class Vae(Run):
 
     @property
     def stack_key(self) -> tuple[Any, ...]:
-        """What trains with exact gradients has a stack of its own, since its steps are others."""
-        own = (("exact", self.line.options),) if self.line.kind == "exact" else ()
+        """A line that makes no sample has a stack of its own, since its steps are others."""
+        own = () if self.line.kind == "sampler" else ((self.line.row, self.line.options),)
         return super().stack_key + own

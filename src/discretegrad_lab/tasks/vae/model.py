@@ -76,7 +76,7 @@ class VaeModel(Model):
         self._aside = Noise(seeds, device)
         self._runs = tuple(runs)
         trained = [member.trained for member in runs]
-        if trained[0].line.kind != "exact":
+        if trained[0].line.kind == "sampler":
             self._sampler = Sampler(trained, self._noise)
         train, test = load_mnist(data) if images is None else images
         train = train[: run.images]
