@@ -43,6 +43,7 @@ OTHER_SIZES = COLUMNS[:-1]
 COLLAPSE = "vae-8x4-collapse"
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
+LARGE = ("vae-32x64", "vae-64x32")
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -71,6 +72,7 @@ def blocks() -> dict[str, str]:
         "collapse": collapse_table(),
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
+        "large": "\n\n".join(map(if_stored, LARGE)),
         "exact": if_stored(EXACT),
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
@@ -85,7 +87,7 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    beyond = [name for name in (EXACT, GRADIENTS, BASELINES) if read(name).rows]
+    beyond = [name for name in (*LARGE, EXACT, GRADIENTS, BASELINES) if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
         states = [f"{n:,} {state}" for state, n in results.counts().items() if n]

@@ -181,13 +181,16 @@ def test_tables_are_whole():
     cells = published.cells()
     columns = ("average", *COLUMNS)
     estimators = ("stgs", "gr-mck", "gst-1.0", "st", "reinmax")
-    assert set(cells) == {(t, e, c) for t in (2, 9, 10, 11) for e in estimators for c in columns}
+    of_sizes = {(t, e, c) for t in (2, 9, 10, 11) for e in estimators for c in columns}
+    # of ReinMax in its own model, of the others in theirs
+    large = {(5, e, "64x32") for e in ("rloo", "disarm-tree", *estimators[:-1])}
+    assert set(cells) == of_sizes | large | {(5, "reinmax", "32x64")}
     for cell in cells.values():
         assert (cell.spread is None) == (cell.column == "average")
         assert cell.runs == 10
-        assert cell.measure == ("train" if cell.table in (2, 11) else "test")
-        assert cell.chosen_by == ("train" if cell.table in (2, 9) else "test")
-        assert cell.estimator in LINES
+        assert cell.measure == ("train" if cell.table in (2, 5, 11) else "test")
+        assert cell.chosen_by == ("train" if cell.table in (2, 5, 9) else "test")
+        assert cell.table == 5 or cell.estimator in LINES
     reinmax = cells[2, "reinmax", "10x30"]
     assert (reinmax.value, reinmax.spread) == (98.37, 0.44)
 
@@ -198,6 +201,8 @@ def test_contradictions_of_the_paper():
     contradictions = set()
     for (table, estimator, column), cell in cells.items():
         key = table, estimator, column
+        if table == 5:  # a table of its own
+            continue
         train, test, test_again, train_again = (
             cells[number, estimator, column] for number in (2, 9, 10, 11)
         )

@@ -71,6 +71,12 @@ def leaf_of(goes_right: Tensor, tree: Tree) -> Tensor:
     return leaf
 
 
+def antithetic_leaves(nodes: Nodes, uniform: Tensor, tree: Tree) -> Tensor:
+    """Two categories for one uniform number per node, (pairs, ..., n - 1): (2 pairs, ..., 1)."""
+    left, right = chances(nodes)
+    return torch.cat([leaf_of(uniform < right, tree), leaf_of(uniform >= left, tree)])
+
+
 def reaches(nodes: Nodes, leaf: Tensor) -> Tensor:
     """Which nodes are on the path to the leaf."""
     return (nodes.begin <= leaf) & (leaf < nodes.end)

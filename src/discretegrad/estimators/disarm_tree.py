@@ -13,8 +13,8 @@ from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate
 from .._tree import (
     Nodes,
     Tree,
+    antithetic_leaves,
     chances,
-    leaf_of,
     make_nodes,
     reaches,
     repeats_unlikely,
@@ -106,9 +106,8 @@ def _draw_pairs(problem: Problem, nodes: Nodes, tree: Tree) -> Tensor:
     if problem.given is not None:
         check_antithetic(problem, repeats_unlikely(nodes, *problem.given.chunk(2)))
         return problem.given
-    left, right = chances(nodes)
-    u = uniform((problem.num_samples // 2, *right.shape), right.dtype, problem.call)
-    return torch.cat([leaf_of(u < right, tree), leaf_of(u >= left, tree)])
+    shape = (problem.num_samples // 2, *nodes.right.shape)
+    return antithetic_leaves(nodes, uniform(shape, nodes.right.dtype, problem.call), tree)
 
 
 ROW = score_row(

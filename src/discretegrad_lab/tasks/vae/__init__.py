@@ -1,9 +1,10 @@
 """The categorical VAE of the paper."""
 
 from .gradient_recipes import GRADIENT_RECIPES
+from .large_recipes import LARGE_RECIPES
 from .recipes import RECIPES as COLUMNS
 from .recipes import TASK
 
-RECIPES = (*COLUMNS, *GRADIENT_RECIPES)
+RECIPES = (*COLUMNS, *LARGE_RECIPES, *GRADIENT_RECIPES)
 
 __all__ = ["RECIPES", "TASK"]

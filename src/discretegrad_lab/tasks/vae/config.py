@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from ...stack.config import Run
 from ...stack.lines import line
+from ...stack.score import sample_count
 
 TRAIN_IMAGES = {"mnist": 60_000}
 OWN = "own"
@@ -16,6 +17,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "along": lambda key: (
         "along its own training" if key == OWN else f"along the training with {line(key).label}"
     ),
+    "binarised": lambda yes: "binary images" if yes else "grey images",
     "categories": lambda n: f"{n} categories",
     "latents": lambda n: f"{n} latents",
 }
@@ -28,7 +30,9 @@ class Vae(Run):
 
     task: ClassVar[str] = "vae"
     counts: ClassVar[tuple[str, ...]] = ("categories", "latents", "batch")
-    later_fields: ClassVar[tuple[str, ...]] = (*Run.later_fields, "along", "along_tau")
+    later_fields: ClassVar[tuple[str, ...]] = (
+        *Run.later_fields, "along", "along_tau", "images", "binarised", "slope",
+    )  # fmt: skip
 
     epochs: int = 160
     data: Literal["mnist"] = "mnist"
@@ -41,19 +45,44 @@ class Vae(Run):
     are not compared."""
     along_tau: float | None = None
     """The temperature of that line."""
+    images: int | None = None
+    """How many images to train on, the first ones of the data set; None for all of them."""
+    binarised: bool = False
+    """Whether each pixel of a training image is 1 with its grey value as the probability and 0
+    else, drawn anew in every epoch; test images are drawn once, alike for all runs."""
+    slope: float | None = None
+    """Of the activations where they are negative (LeakyReLU); None for ReLU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data != "mnist":
-            raise ValueError(f"expected the data mnist, got {self.data!r}")
+        self._check_data()
+        if not (self.slope is None or (isinstance(self.slope, float) and 0 < self.slope < 1)):
+            raise ValueError(
+                "expected a number (float) between 0 and 1 as slope, or None for ReLU, got "
+                f"{self.slope!r}"
+            )
         if self.along:
             self._check_along()
+        if self.trained.line.kind == "score":
+            sample_count(self.trained.line)
         if self.enumerates and self.codes > MOST_CODES:
             raise ValueError(
                 f"expected at most {MOST_CODES:,} joint codes, which the exact gradient "
                 f"enumerates, got {self.categories} ** {self.latents}; take fewer latents, such as "
                 "categories=8, latents=4, or another estimator"
             )
+
+    def _check_data(self) -> None:
+        if self.data != "mnist":
+            raise ValueError(f"expected the data mnist, got {self.data!r}")
+        every, count = TRAIN_IMAGES[self.data], self.images
+        if not (count is None or (isinstance(count, int) and self.batch <= count < every)):
+            raise ValueError(
+                f"expected a whole number as images, from the batch of {self.batch} to "
+                f"{every - 1:,}, or None for all {every:,}, got {count!r}"
+            )
+        if not isinstance(self.binarised, bool):
+            raise ValueError(f"expected True or False as binarised, got {self.binarised!r}")
 
     def _check_along(self) -> None:
         if self.line.kind != "sampler":
@@ -90,12 +119,17 @@ class Vae(Run):
         return bool(self.along) or self.line.kind == "exact"
 
     @property
+    def train_images(self) -> int:
+        """How many images it trains on."""
+        return TRAIN_IMAGES[self.data] if self.images is None else self.images
+
+    @property
     def steps_per_epoch(self) -> int:
         """Images that do not fill a batch are left out."""
-        return TRAIN_IMAGES[self.data] // self.batch
+        return self.train_images // self.batch
 
     @property
     def stack_key(self) -> tuple[Any, ...]:
-        """What trains with exact gradients has a stack of its own, since its steps are others."""
-        own = (("exact", self.line.options),) if self.line.kind == "exact" else ()
+        """A line that makes no sample has a stack of its own, since its steps are others."""
+        own = () if self.line.kind == "sampler" else ((self.line.row, self.line.options),)
         return super().stack_key + own

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
 from ...stack.compilation import compiled, worth_compiling
-from ...stack.lines import Line
+from ...stack.lines import Kind, Line
 from .config import Vae
 from .model import HIDDEN, PIXELS, VaeModel, with_divergence
 from .model import memory as memory_of_samples
+from .scored import ScoredVae, further_memory
 
 ENCODER = Line(
     "exact gradient, encoder only",
@@ -39,8 +40,8 @@ ENCODER = Line(
 
 def make_model(runs: Sequence[Vae], device: torch.device, data: Path | None = None) -> VaeModel:
     """The stacked model of runs that can be members of one stack."""
-    kind = EnumeratedVae if runs[0].trained.line.kind == "exact" else VaeModel
-    return kind(runs, device, data)
+    kinds: dict[Kind, type[VaeModel]] = {"score": ScoredVae, "exact": EnumeratedVae}
+    return kinds.get(runs[0].trained.line.kind, VaeModel)(runs, device, data)
 
 
 class EnumeratedVae(VaeModel):
@@ -106,6 +107,8 @@ def expected_loss(decoder: nn.Module, codes: Tensor, x: Tensor, logits: Tensor) 
 def memory(run: Vae) -> int:
     """An upper guess of the device memory that one more member takes."""
     guess = memory_of_samples(run)
+    if run.trained.line.kind == "score":
+        guess += further_memory(run)
     if run.trained.line.kind == "exact":
         # what the layers make of the codes, with gradients; probabilities and costs of the images
         guess += 4 * run.codes * (2 * sum(HIDDEN) + 3 * PIXELS + 4 * run.batch)

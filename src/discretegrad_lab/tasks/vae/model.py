@@ -1,4 +1,4 @@
-r"""The categorical VAE of the paper, on grey images.
+r"""The categorical VAE of the paper, on grey or binary images.
 
 An encoder 784-512-256-MN gives the logits of M latent variables with N categories each, a decoder
 MN-256-512-784 the logits of the pixels. The loss of an image x is its negative ELBO with one
@@ -6,12 +6,14 @@ sample z of q = softmax(logits) and the uniform prior,
 
 $$\mathrm{BCE}(\mathrm{decoder}(z), x) + \sum q \log q + M \log N .$$
 
-The pixels are grey values in [0, 1], so the cross entropy is no proper likelihood. The sampling is
-what an estimator has to differentiate; the second and third term have an ordinary gradient.
+The pixels are grey values in [0, 1], so the cross entropy is no proper likelihood; with binarised
+images it is one. The sampling is what an estimator has to differentiate; the second and third term
+have an ordinary gradient.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
 from ..data import Images, load_mnist
-from .config import TRAIN_IMAGES, Vae
+from .config import Vae
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients, reconstruction
 
 PIXELS = 784
@@ -42,6 +44,8 @@ _TEST_BATCH = 5 * _DRAWN
 _SHOWN = 12
 # the streams of random numbers besides the one of training
 _ORDER, _TEST, _PICTURES = 1, 2, 3
+# 4 is that of compared gradients
+_PIXELS = 5
 
 
 class VaeModel(Model):
@@ -72,23 +76,26 @@ class VaeModel(Model):
         self._aside = Noise(seeds, device)
         self._runs = tuple(runs)
         trained = [member.trained for member in runs]
-        if trained[0].line.kind != "exact":
+        if trained[0].line.kind == "sampler":
             self._sampler = Sampler(trained, self._noise)
-        images = load_mnist(data) if images is None else images
-        if len(images.train) < run.batch:
+        train, test = load_mnist(data) if images is None else images
+        train = train[: run.images]
+        if len(train) < run.batch:
             raise ValueError(
-                f"expected a batch of at most the {len(images.train)} training images, "
-                f"got {run.batch}"
+                f"expected a batch of at most the {len(train)} training images, got {run.batch}"
             )
-        self._train, self._test = images.train.to(device), images.test.to(device)
-        self.steps_per_epoch = len(images.train) // run.batch
+        # of its own too, so that all estimators see the same pixels
+        self._pixel_noise = Noise(seeds, device) if run.binarised else None
+        self._train, self._test = train.to(device), self._settled(test).to(device)
+        self.steps_per_epoch = len(train) // run.batch
         self._epochs, self._members = run.epochs, len(runs)
         self._latents, self._categories = run.latents, run.categories
 
         starts = generators(seeds)
         encoder, decoder = _sizes(run)
-        self._encoder = mlp(starts, encoder).to(device)
-        self._decoder = mlp(starts, decoder).to(device)
+        activation = nn.ReLU if run.slope is None else partial(nn.LeakyReLU, run.slope)
+        self._encoder = mlp(starts, encoder, activation).to(device)
+        self._decoder = mlp(starts, decoder, activation).to(device)
         parameters: dict[str, Tensor] = {
             f"{name}.{part}": parameter
             for name, network in (("encoder", self._encoder), ("decoder", self._decoder))
@@ -119,6 +126,8 @@ class VaeModel(Model):
         self._order.copy_(order[:, : self._order[0].numel()].view_as(self._order))
         self._step.zero_()
         self._noise.begin(epoch)
+        if self._pixel_noise is not None:
+            self._pixel_noise.begin(epoch, _PIXELS)
 
     def losses(self) -> dict[str, Tensor]:
         """The mean negative ELBO of the next batch."""
@@ -150,7 +159,7 @@ class VaeModel(Model):
             return {}
         values = dict.fromkeys(NAMES, [math.nan] * self._members)
         if epoch in STOPS or epoch == self._epochs:
-            x = _grey(self._train[:IMAGES])
+            x = _grey(self._settled(self._train[:IMAGES]))
             logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
             compared = [
                 compare_gradients(
@@ -174,7 +183,7 @@ class VaeModel(Model):
             images: (images, 784), from 0 to 255.
         """
         self._aside.begin(0, _PICTURES)
-        x = _grey(images.to(self._train.device))
+        x = _grey(self._settled(images).to(self._train.device))
         logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
         means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
@@ -183,7 +192,16 @@ class VaeModel(Model):
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
         index = self._order.index_select(1, self._step)
         self._step.add_(1).remainder_(self.steps_per_epoch)
-        return self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
+        x = self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
+        if self._pixel_noise is None:
+            return x
+        uniform = self._pixel_noise.uniform(*x.shape[1:])
+        self._pixel_noise.next_step()
+        return (uniform < x).to(x.dtype)
+
+    def _settled(self, images: Tensor) -> Tensor:
+        """Images outside of training, from 0 to 255: as they are, or one binary copy of them."""
+        return images if self._pixel_noise is None else binary_copy(images)
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Samples without a gradient; no estimator matters to their distribution."""
@@ -206,7 +224,10 @@ def memory(run: Vae) -> int:
     # where the loss of a test batch takes most; a graph keeps what training needs meanwhile
     test = 4 * _TEST_BATCH * (3 * PIXELS + 6 * encoder[-1])
     # the order of the images, with the random numbers and the copies that sorting takes
-    return model + activations + test + (8 + 32) * TRAIN_IMAGES[run.data]
+    order = (8 + 32) * run.train_images
+    # the random numbers of the pixels, and what they are compared with
+    binary = 4 * run.batch * 2 * PIXELS if run.binarised else 0
+    return model + activations + test + order + binary
 
 
 def draw_reconstructions(
@@ -274,6 +295,16 @@ def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The widths of the encoder's and the decoder's layers, from input to output."""
     encoder = (PIXELS, *HIDDEN, run.latents * run.categories)
     return encoder, encoder[::-1]
+
+
+def binary_copy(images: Tensor) -> Tensor:
+    """Images of pixels that are 0 or 255, each drawn once with its grey value as the probability.
+
+    The same images give the same copy, on every device.
+    """
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(images.shape, generator=generator).to(images.device)
+    return torch.where(uniform < _grey(images), 255, 0).to(images.dtype)
 
 
 def _take(images: Tensor, index: Tensor) -> Tensor:

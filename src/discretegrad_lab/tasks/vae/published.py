@@ -2,7 +2,8 @@
 
 Liu et al., "Bridging Discrete and Backpropagation: Straight-Through and Beyond", NeurIPS 2023,
 arXiv:2304.08612. Columns are called categories x latents, as there. The tables were read in the
-paper's LaTeX source, which has sections but no pages.
+paper's LaTeX source, which has sections but no pages. Table 5 is one row there; here each of its
+numbers has the column of the model that it was trained with, see ``large_recipes``.
 """
 
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ COLUMNS = tuple(dict.fromkeys(row["column"] for row in _SETTINGS))
 
 @cache
 def cells() -> dict[tuple[int, str, str], Number]:
-    """Tables 2, 9, 10 and 11: each number under its table, estimator and column."""
+    """Tables 2, 5, 9, 10 and 11: each number under its table, estimator and column."""
     return {
         (int(row["table"]), row["estimator"], row["column"]): Number(
             value=float(row["value"]),

@@ -1,0 +1,55 @@
+"""Draws for the score functions of a stack, which evaluate the loss at several samples."""
+
+from torch import Tensor
+
+from discretegrad import ESTIMATORS
+from discretegrad._math import softmax
+from discretegrad._random import widest
+from discretegrad._tree import antithetic_leaves, make_nodes
+
+from .lines import Line
+from .noise import Noise
+
+ROWS = ("reinforce", "leave_one_out", "disarm_tree")
+"""Score functions of categories that need nothing but samples and their losses."""
+
+
+def sample_count(line: Line) -> int:
+    """At how many samples the line evaluates the loss: its ``num_samples``, or the least number.
+
+    Raises:
+        ValueError: If it is no score function of ``ROWS``, or cannot have so many samples.
+    """
+    if line.row not in ROWS:
+        raise ValueError(
+            f"expected a sampler, or a score function of {', '.join(ROWS)}, got {line.row!r}; the "
+            "others learn a control variate, or are for bits"
+        )
+    least = ESTIMATORS[line.row].min_samples
+    count = dict(line.options).get("num_samples", least)
+    pairs = line.row == "disarm_tree"
+    if not isinstance(count, int) or count < least or (pairs and count % 2):
+        kind = "an even number" if pairs else "a whole number"
+        raise ValueError(
+            f"expected {kind} of at least {least} as num_samples of {line.label}, got {count!r}"
+        )
+    return count
+
+
+def draw(line: Line, logits: Tensor, noise: Noise) -> Tensor:
+    """What to give to the function of the line: categories, (samples, members, ...).
+
+    Args:
+        line: That of all members.
+        logits: (members, ..., categories).
+        noise: The random numbers of the members.
+    """
+    count = sample_count(line)
+    if line.row != "disarm_tree":
+        return noise.categories(logits, repeats=count).movedim(1, 0)
+    # in the precision of the library, where a choice and its partner are compared
+    probs = softmax(logits.detach()).to(widest(logits.device))
+    tree = dict(line.options).get("tree", "balanced")
+    shape = (count // 2, *logits.shape[1:-1], logits.shape[-1] - 1)
+    uniform = noise.uniform(*shape).movedim(1, 0)
+    return antithetic_leaves(make_nodes(probs, tree), uniform, tree).squeeze(-1)
