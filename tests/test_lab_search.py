@@ -1,0 +1,236 @@
+"""Successive halving: who goes on at a rung, from rung to rung, and what the report says."""
+
+import dataclasses
+import math
+import signal
+
+import pytest
+import torch
+
+from discretegrad_lab import tasks
+from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.listener import Listener, Outcome
+from discretegrad_lab.runs.options import StackOptions
+from discretegrad_lab.runs.search import goals_of, search
+from discretegrad_lab.runs.store import Store
+from discretegrad_lab.tasks.base import Recipe
+from discretegrad_lab.tasks.halving import Goal, Halving, Rung, goals
+from lab_cases import use_small_images
+from lab_tiny import tiny
+
+TAUS = (0.1, 0.5, 1.0, 1.5, 2.0)
+HALVING = Halving("expected_loss", ("tau",), (Rung(1), Rung(3)))
+
+
+def build(estimator, seed):
+    return (tiny(estimator, seed, tau=tau, epochs=6, learning_rate=0.1) for tau in TAUS)
+
+
+SEARCH = Recipe(
+    name="tiny-search",
+    title="A search of five temperatures",
+    task=tasks.task("polynomial"),
+    build=build,
+    seeds=(7, 8),
+    estimators=("reinmax", "st"),
+    metrics=("expected_loss",),
+    rows=("tau",),
+    curves=False,
+    halving=HALVING,
+)
+REINMAX = SEARCH.runs(estimators=["reinmax"])
+
+
+def chosen(scores, halving=HALVING):
+    """Temperatures with the goals of ReinMax, by scores of a temperature, a seed and an epoch."""
+    decided = goals(halving, REINMAX, lambda run, epoch: scores(run.tau, run.seed, epoch))
+    assert set(decided) == set(REINMAX)
+    by_tau = {tau: {decided[run] for run in REINMAX if run.tau == tau} for tau in TAUS}
+    assert all(len(x) == 1 for x in by_tau.values())
+    return {tau: next(iter(x)) for tau, x in by_tau.items()}
+
+
+@pytest.mark.parametrize(
+    ("scores", "on", "further"),
+    [
+        # half of 5 and half of 3, rounded up; the means over seeds count, not the best seed
+        (lambda tau, seed, epoch: tau + (seed == 7) * (tau == 0.1), (0.5, 1.0, 0.1), (0.5, 0.1)),
+        # of equals the first ones
+        (lambda tau, seed, epoch: 0.0, (0.1, 0.5, 1.0), (0.1, 0.5)),
+        # a later rung may turn the order around
+        (lambda tau, seed, epoch: tau if epoch == 1 else -tau, (0.1, 0.5, 1.0), (1.0, 0.5)),
+        # a run that diverged ends its candidate, also where there would be room
+        (
+            lambda tau, seed, epoch: math.inf if tau > 0.5 and seed == 8 else -tau,
+            (0.1, 0.5),
+            (0.5,),
+        ),
+        (lambda tau, seed, epoch: math.inf, (), ()),
+    ],
+)
+def test_the_better_half_goes_on(scores, on, further):
+    expected = dict.fromkeys(TAUS, Goal(1, dropped=True))
+    expected |= dict.fromkeys(on, Goal(3, dropped=True)) | dict.fromkeys(further, Goal(6))
+    assert chosen(scores) == expected
+
+
+def test_a_rung_waits_until_all_have_come_there():
+    def without_one(tau, seed, epoch):
+        return None if (tau, seed) == (2.0, 8) else tau
+
+    assert set(chosen(without_one).values()) == {Goal(1)}
+    # those that are dropped already hold nobody back
+    late = chosen(lambda tau, seed, epoch: None if epoch == 3 and tau != 0.1 else tau)
+    assert late == {tau: Goal(3) if tau < 1.5 else Goal(1, dropped=True) for tau in TAUS}
+    # what else differs than the fields of the search does not compete
+    other = [dataclasses.replace(run, latents=5) for run in REINMAX]
+    both = goals(HALVING, [*REINMAX, *other], lambda run, _: run.tau if run.latents == 4 else None)
+    assert {both[run] for run in other} == {Goal(1)}
+    assert {both[run].epoch for run in REINMAX} == {1, 3, 6}
+    # and a run that ends before a rung does not stop there
+    short = [dataclasses.replace(run, epochs=1) for run in REINMAX]
+    assert set(goals(HALVING, short, lambda run, _: run.tau).values()) == {Goal(1)}
+
+
+@pytest.mark.parametrize(
+    ("rungs", "message"),
+    [
+        ((), "rising epochs"),
+        ((Rung(0),), "rising epochs"),
+        ((Rung(3), Rung(3)), "rising epochs"),
+        ((Rung(3, 1.0),), "share between 0 and 1"),
+    ],
+)
+def test_rungs_that_make_no_sense_are_refused(rungs, message):
+    with pytest.raises(ValueError, match=message):
+        Halving("expected_loss", ("tau",), rungs)
+
+
+def test_the_metric_of_a_search_is_one_of_the_task():
+    halving = dataclasses.replace(HALVING, metric="accuracy")
+    with pytest.raises(ValueError, match=r"expected a metric of polynomial .*, got 'accuracy'"):
+        dataclasses.replace(SEARCH, halving=halving)
+
+
+# execution
+
+
+def train(store, recipe=SEARCH, calls=None, listener=None):
+    """Search with ``execute``; each call with its runs and its epoch goes into ``calls``."""
+
+    def until(runs, epoch):
+        if calls is not None:
+            calls.append((len(runs), epoch))
+        return execute(runs, store, stacks=StackOptions(until=epoch), listener=listener)
+
+    return search([(recipe, recipe.runs())], store, until)
+
+
+def everything(store):
+    """All that is stored of the runs, but for times."""
+    found = {}
+    for run in SEARCH.runs():
+        saved = store.load(run)
+        found[run] = saved.status.state, saved.status.epoch, saved.metrics, saved.state
+    return found
+
+
+def same(first, second):
+    for run, (state, epoch, metrics, tensors) in first.items():
+        assert (state, epoch, metrics) == second[run][:3]
+        assert tensors.keys() == second[run][3].keys()
+        assert all(torch.equal(x, second[run][3][name]) for name, x in tensors.items())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A store with the whole search, trained at once."""
+    store, calls = Store(tmp_path_factory.mktemp("whole")), []
+    outcome = train(store, calls=calls)
+    assert calls == [(20, 1), (12, 3), (8, None)]
+    assert outcome.complete
+    assert (len(outcome.finished), len(outcome.dropped)) == (8, 12)
+    return store
+
+
+class Interrupts(Listener):
+    """Stops training by a signal after an epoch."""
+
+    def __init__(self, epoch):
+        self._epoch = epoch
+
+    def epoch_done(self, epoch, metrics, seconds):
+        if epoch == self._epoch:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "dropped", "calls"),
+    [
+        # at a rung, before and after it is decided; between rungs; on the way to the end
+        (1, 8, [(12, 3), (8, None)]),
+        (2, 8, [(12, 3), (8, None)]),
+        (5, 12, [(8, None)]),
+    ],
+)
+def test_an_interrupted_search_ends_as_any_other(epoch, dropped, calls, whole, tmp_path):
+    store = Store(tmp_path)
+    outcome = train(store, listener=Interrupts(epoch))
+    assert (outcome.stopped_by, len(outcome.dropped)) == ("SIGINT", dropped)
+    assert len(outcome.stopped) == 20 - dropped
+    assert not outcome.complete
+    again = []
+    outcome = train(store, calls=again)
+    assert outcome.complete
+    assert again == calls
+    same(everything(whole), everything(store))
+    # a third start has nothing to do
+    assert train(store, calls=again) == Outcome(already=outcome.finished, dropped=outcome.dropped)
+    assert again[len(calls) :] == [(0, None)]
+
+
+def test_runs_that_end_at_a_rung_are_like_those_of_a_run_without_rungs(whole, tmp_path):
+    store = Store(tmp_path)
+    execute(SEARCH.runs(), store)
+    decided = goals_of(SEARCH, SEARCH.runs(), whole)
+    # rungs are decided by what runs had there, however far they are now
+    assert goals_of(SEARCH, SEARCH.runs(), store) == decided
+    for run, goal in decided.items():
+        assert whole.metrics(run) == store.metrics(run)[: goal.epoch]
+        assert whole.status(run).state == ("started" if goal.dropped else "finished")
+
+
+def test_a_damaged_run_holds_its_rivals_back_and_nobody_else(tmp_path):
+    store = Store(tmp_path)
+    execute(SEARCH.runs(), store, stacks=StackOptions(until=1))
+    next(store.directory(REINMAX[0]).glob("metrics*")).write_text("epoch\n")
+    outcome = train(store)
+    assert list(outcome.damaged) == [REINMAX[0]]
+    assert set(outcome.stopped) == set(REINMAX[1:])
+    assert {run.estimator for run in (*outcome.finished, *outcome.dropped)} == {"st"}
+
+
+@pytest.mark.parametrize("column", ["8x4", "64x8"])
+def test_the_search_of_the_paper_in_three_steps(column, tmp_path, monkeypatch):
+    recipe = tasks.recipe(f"vae-search-{column}")
+    assert len(recipe.runs()) == 2 * (5 * 80 + 2 * 16)
+    for key, setting in recipe.halving.published.items():
+        settings = [run for run in recipe.runs() if run.estimator == key]
+        inside = [run for run in settings if all(getattr(run, k) == x for k, x in setting.items())]
+        # Table 8 has a temperature for GR-MCK that is not in Table 7
+        assert len(inside) == (0 if (column, key) == ("64x8", "gr-mck") else 2)
+    use_small_images(monkeypatch, 6, 4)
+    halving = dataclasses.replace(recipe.halving, rungs=(Rung(1), Rung(2)))
+    short = dataclasses.replace(
+        recipe,
+        halving=halving,
+        estimators=("reinmax",),
+        build=lambda estimator, seed: (
+            dataclasses.replace(run, epochs=3, batch=6, draws=2)
+            for run in recipe.build(estimator, seed)
+            if (run.optimiser, run.learning_rate) == ("radam", 7e-4) and run.tau > 1.3
+        ),
+    )
+    outcome = train(Store(tmp_path), short)
+    assert outcome.complete
+    assert (len(outcome.finished), len(outcome.dropped)) == (2, 6)
