@@ -6,13 +6,19 @@ import signal
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from discretegrad_lab import tasks
+from discretegrad_lab import cli, tasks
+from discretegrad_lab.report import section as sections
+from discretegrad_lab.report.entries import DASH
+from discretegrad_lab.report.folder import check, read_section, write_report
+from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.options import StackOptions
-from discretegrad_lab.runs.search import goals_of, search
+from discretegrad_lab.runs.search import complete, goals_of, search
 from discretegrad_lab.runs.store import Store
+from discretegrad_lab.tasks import polynomial
 from discretegrad_lab.tasks.base import Recipe
 from discretegrad_lab.tasks.halving import Goal, Halving, Rung, goals
 from lab_cases import use_small_images
@@ -234,3 +240,100 @@ def test_the_search_of_the_paper_in_three_steps(column, tmp_path, monkeypatch):
     outcome = train(Store(tmp_path), short)
     assert outcome.complete
     assert (len(outcome.finished), len(outcome.dropped)) == (2, 6)
+
+
+# the report
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Have the search among the recipes of the lab."""
+    monkeypatch.setattr(polynomial, "RECIPES", (*polynomial.RECIPES, SEARCH))
+
+
+def tables(folder):
+    """The cells of the tables by title, heading and estimator; the best by the first metric."""
+    found = {}
+    for table in read_section(folder)[1].tables:
+        rows = {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
+        found[table.title] = rows
+    return found
+
+
+def test_the_report_has_the_best_and_what_was_dropped(whole, tmp_path, listed):
+    published = {"reinmax": {"tau": 2.0}, "st": {"tau": 7.0}}
+    folder = write_report(SEARCH, whole, tmp_path)
+    assert check(tmp_path) is None
+    results, section = read_section(folder)
+    assert section.text.startswith("20 runs: 8 finished, 12 dropped.")
+    decided = goals_of(SEARCH, SEARCH.runs(), whole)
+    for run, row in zip(SEARCH.runs(), results.rows, strict=True):
+        goal, metrics = decided[run], whole.metrics(run)
+        assert row.epoch == goal.epoch == len(metrics)
+        # a run that was dropped has no end
+        values = row.reached if goal.dropped else row.metrics
+        assert values["expected_loss"] == pytest.approx(metrics[-1]["expected_loss"], rel=1e-5)
+        assert not (row.metrics if goal.dropped else row.reached)
+    line = tables(folder)["How far candidates came"]["ReinMax"]
+    assert list(line.values()) == ["ReinMax", "5", "5", "2", "3", "1", "2", "0"]
+    ends = {}
+    for run, row in zip(SEARCH.runs(), results.rows, strict=True):
+        if run.estimator == "reinmax" and row.metrics:
+            ends.setdefault(run.tau, []).append(row.metrics["expected_loss"])
+    best = min(ends, key=lambda tau: sum(ends[tau]))
+    line = tables(folder)["Best settings"]["ReinMax"]
+    assert line["τ"] == f"{best:g}"
+    assert float(line["expected loss"]) == pytest.approx(sum(ends[best]) / 2, abs=1e-5)
+    assert "dropped" in (folder / "table.csv").read_text().splitlines()[0].split(",")
+    # beside what a paper found
+    halving = dataclasses.replace(HALVING, published=published)
+    reading = dataclasses.replace(of_recipe(SEARCH), halving=halving)
+    reinmax, st = sections.section(reading, results).tables[0].rows
+    goal = next(decided[run] for run in REINMAX if run.tau == 2.0)
+    assert goal.dropped
+    assert reinmax[-2:] == ("2", f"dropped after epoch {goal.epoch}")
+    assert st[-2:] == ("7", "not in the grid")
+
+    # where the store is gone, or knows less, the results stay
+    def known(rows):
+        return [(row.state, row.epoch, row.metrics, row.reached) for row in rows]
+
+    store = Store(tmp_path / "elsewhere")
+    execute(SEARCH.runs(), store, stacks=StackOptions(until=1))
+    for other in (Store(tmp_path / "nowhere"), store):
+        write_report(SEARCH, other, tmp_path)
+        assert known(read_section(folder)[0].rows) == known(results.rows)
+
+
+def test_the_report_on_half_a_search(tmp_path, listed):
+    store = Store(tmp_path / "runs")
+    execute([*REINMAX, *SEARCH.runs(estimators=["st"])[:3]], store, stacks=StackOptions(until=1))
+    folder = write_report(SEARCH, store, tmp_path)
+    assert check(tmp_path) is None
+    section = read_section(folder)[1]
+    assert section.text.startswith("20 runs: 9 started, 7 missing, 4 dropped.")
+    came = tables(folder)["How far candidates came"]
+    assert list(came["ReinMax"].values())[1:] == ["5", "5", "2", "0", "0", "0", "0"]
+    assert list(came["ST"].values())[1:] == ["5", "0", "0", "0", "0", "0", "0"]
+    assert {row["τ"] for row in tables(folder)["Best settings"].values()} == {DASH}
+    assert not complete(SEARCH, store)
+
+
+def test_the_commands(tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, code=0):
+        result = CliRunner().invoke(cli.app, [*arguments], catch_exceptions=False)
+        assert result.exit_code == code, result.output
+        return " ".join(result.stdout.split())
+
+    plan = call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    assert "20 runs to train" in plan
+    assert "the plan goes as far as epoch 1, where the best are chosen" in plan
+    assert "12 dropped at a rung, in" in call("run", SEARCH.name, "--device", "cpu")
+    assert complete(SEARCH, Store("runs"))
+    again = call("run", SEARCH.name, "--device", "cpu")
+    assert "12 dropped at a rung, 8 done before, in" in again
+    assert "20 runs: 8 finished, 12 dropped." in call("report")
+    assert "0 runs to train" in call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    call("report", "--check")

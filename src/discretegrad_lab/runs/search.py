@@ -36,6 +36,18 @@ def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goa
     return goals(recipe.halving, runs, score)
 
 
+def complete(recipe: Recipe, store: Store) -> bool:
+    """Whether all runs of a recipe are trained as far as they are to be."""
+    runs = recipe.runs()
+    if recipe.halving is None:
+        return all(store.status(run, quick=True).done for run in runs)
+    # one that was never begun is soon seen
+    if not all(store.status(run, quick=True).epoch for run in runs):
+        return False
+    targets = goals_of(recipe, runs, store).items()
+    return all(goal.dropped or store.status(run, quick=True).done for run, goal in targets)
+
+
 def _recorded(run: Run, store: Store) -> tuple[Metrics, int | None]:
     """The metrics of a run, and the step at which it diverged; none if it cannot be read."""
     status = store.status(run, quick=True)
