@@ -17,12 +17,13 @@ from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.options import StackOptions
 from discretegrad_lab.runs.search import complete, goals_of, search
-from discretegrad_lab.runs.store import Store
+from discretegrad_lab.runs.store import Saved, Status, Store
 from discretegrad_lab.tasks import polynomial
 from discretegrad_lab.tasks.base import Recipe
 from discretegrad_lab.tasks.halving import Goal, Halving, Rung, goals
 from lab_cases import use_small_images
 from lab_tiny import tiny
+from lab_toy import TOY, Toy
 
 TAUS = (0.1, 0.5, 1.0, 1.5, 2.0)
 HALVING = Halving("expected_loss", ("tau",), (Rung(1), Rung(3)))
@@ -50,7 +51,7 @@ REINMAX = SEARCH.runs(estimators=["reinmax"])
 def chosen(scores, halving=HALVING):
     """Temperatures with the goals of ReinMax, by scores of a temperature, a seed and an epoch."""
     decided = goals(halving, REINMAX, lambda run, epoch: scores(run.tau, run.seed, epoch))
-    assert set(decided) == set(REINMAX)
+    assert list(decided) == REINMAX
     by_tau = {tau: {decided[run] for run in REINMAX if run.tau == tau} for tau in TAUS}
     assert all(len(x) == 1 for x in by_tau.values())
     return {tau: next(iter(x)) for tau, x in by_tau.items()}
@@ -216,8 +217,34 @@ def test_a_damaged_run_holds_its_rivals_back_and_nobody_else(tmp_path):
     assert {run.estimator for run in (*outcome.finished, *outcome.dropped)} == {"st"}
 
 
+def save(store, run, metrics, step=None):
+    """Store a run that has these metrics after its epochs and diverged at a step."""
+    assert store.claim(run)
+    rows = [{"epoch": number, **row} for number, row in enumerate(metrics, 1)]
+    store.save(run, Saved(Status("started", len(rows), 1.0, step), rows, [{}], {}))
+    store.release(run)
+
+
+def test_what_a_rung_makes_of_stored_numbers(tmp_path):
+    store = Store(tmp_path)
+    # an epoch has two steps: what diverges after the rung counts there, what is no number does not
+    stored = {0.1: (1.0, 2), 0.5: (math.nan, None), 1.0: (2.0, 3), 1.5: (3.0, None), 2.0: (9.0, 1)}
+    for run in REINMAX:
+        value, step = stored[run.tau]
+        save(store, run, [{"expected_loss": value}] * 2, step)
+    decided = goals_of(SEARCH, REINMAX, store)
+    assert {run.tau for run in REINMAX if not decided[run].dropped} == {1.0, 1.5}
+    # where more is better, more goes on
+    toys = [Toy(estimator="st", tau=tau, seed=seed) for tau in (0.5, 1.0) for seed in (0, 1)]
+    for run in toys:
+        save(store, run, [{"accuracy": run.tau / 2, "mistakes": 0.0}])
+    halving = Halving("accuracy", ("tau",), (Rung(1),))
+    best = goals_of(dataclasses.replace(SEARCH, task=TOY, halving=halving), toys, store)
+    assert [goal.dropped for goal in best.values()] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("column", ["8x4", "64x8"])
-def test_the_search_of_the_paper_in_three_steps(column, tmp_path, monkeypatch):
+def test_the_search_of_the_paper_has_its_settings(column):
     recipe = tasks.recipe(f"vae-search-{column}")
     assert len(recipe.runs()) == 2 * (5 * 80 + 2 * 16)
     for key, setting in recipe.halving.published.items():
@@ -225,6 +252,10 @@ def test_the_search_of_the_paper_in_three_steps(column, tmp_path, monkeypatch):
         inside = [run for run in settings if all(getattr(run, k) == x for k, x in setting.items())]
         # Table 8 has a temperature for GR-MCK that is not in Table 7
         assert len(inside) == (0 if (column, key) == ("64x8", "gr-mck") else 2)
+
+
+def test_the_search_of_the_paper_in_three_steps(tmp_path, monkeypatch):
+    recipe = tasks.recipe("vae-search-8x4")
     use_small_images(monkeypatch, 6, 4)
     halving = dataclasses.replace(recipe.halving, rungs=(Rung(1), Rung(2)))
     short = dataclasses.replace(

@@ -67,13 +67,14 @@ it is not known."""
 
 
 def goals(halving: Halving, runs: Iterable[Run], score: Score) -> dict[Run, Goal]:
-    """How far each run is to be trained.
+    """How far each run is to be trained, in the order of the runs.
 
     At a rung the candidates with the lowest means go on; of equals those that come first in
     ``runs``. Those with a run that diverged never do.
     """
+    each = dict.fromkeys(runs)
     problems: dict[str, dict[str, list[Run]]] = {}
-    for run in dict.fromkeys(runs):
+    for run in each:
         document = run.document()
         del document["seed"]
         candidate = json.dumps([document.pop(name, None) for name in halving.fields])
@@ -82,7 +83,7 @@ def goals(halving: Halving, runs: Iterable[Run], score: Score) -> dict[Run, Goal
     decided: dict[Run, Goal] = {}
     for candidates in problems.values():
         decided |= _goals(halving, list(candidates.values()), score)
-    return decided
+    return {run: decided[run] for run in each}
 
 
 def _goals(halving: Halving, candidates: Sequence[list[Run]], score: Score) -> dict[Run, Goal]:
