@@ -44,6 +44,7 @@ COLLAPSE = "vae-8x4-collapse"
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 LARGE = ("vae-32x64", "vae-64x32")
+SEARCHES = tuple(name.replace("vae-", "vae-search-") for name in COLUMNS)
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -76,6 +77,7 @@ def blocks() -> dict[str, str]:
         "exact": if_stored(EXACT),
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
+        "searches": "\n\n".join(f"**{x[11:]}**\n\n{if_stored(x)}" for x in SEARCHES),
         "temperatures": temperatures_table(),
         "search claims": claims_table(section(read(SEARCH)).verdicts),
         "curves": tables_and_claims(CURVES),
@@ -87,7 +89,8 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    beyond = [name for name in (*LARGE, EXACT, GRADIENTS, BASELINES) if read(name).rows]
+    named = (*LARGE, EXACT, GRADIENTS, BASELINES, *SEARCHES)
+    beyond = [name for name in named if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
         states = [f"{n:,} {state}" for state, n in results.counts().items() if n]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .runs.listener import Listener, Outcome
     from .runs.options import StackOptions
     from .runs.plan import estimate
+    from .runs.search import search
     from .runs.store import Saved, Status, Store
     from .stack.config import Run
     from .stack.layers import Linear, generators, mlp
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from .stack.trainer import Stack
     from .tasks import load_recipes, recipe, recipes, task
     from .tasks.base import Metric, Recipe, Task
+    from .tasks.halving import Halving, Rung
 
 __all__ = [
-    "LINES", "Group", "Line", "Linear", "Listener", "Metric", "Model", "Noise", "Outcome", "Recipe",
-    "Run", "Sampler", "Saved", "Schedule", "Stack", "StackOptions", "Status", "Store", "Task",
-    "estimate", "execute", "generators", "load_recipes", "mlp", "recipe", "recipes",
+    "LINES", "Group", "Halving", "Line", "Linear", "Listener", "Metric", "Model", "Noise",
+    "Outcome", "Recipe", "Run", "Rung", "Sampler", "Saved", "Schedule", "Stack", "StackOptions",
+    "Status", "Store", "Task",
+    "estimate", "execute", "generators", "load_recipes", "mlp", "recipe", "recipes", "search",
     "stack_of_task", "task", "write_report",
 ]  # fmt: skip
 
@@ -41,6 +44,7 @@ _MODULES = {
     ".runs.listener": ("Listener", "Outcome"),
     ".runs.options": ("StackOptions",),
     ".runs.plan": ("estimate",),
+    ".runs.search": ("search",),
     ".runs.store": ("Saved", "Status", "Store"),
     ".stack.config": ("Run",),
     ".stack.layers": ("Linear", "generators", "mlp"),
@@ -52,6 +56,7 @@ _MODULES = {
     ".stack.trainer": ("Stack",),
     ".tasks": ("load_recipes", "recipe", "recipes", "task"),
     ".tasks.base": ("Metric", "Recipe", "Task"),
+    ".tasks.halving": ("Halving", "Rung"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -41,15 +41,23 @@ def announced(runs: "Sequence[Run]") -> "Iterator[Run]":
 def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None:
     """Say what ``run`` would do."""
     from ..runs.plan import estimate
+    from ..runs.search import next_runs
     from ..tasks.data import DataError
 
     device = wanted.options["device"]
     device = find_device("auto") if device == "auto" else device
     with common.checking_input():
         largest = wanted.options["stacks"].largest_stack
-        runs = wanted.runs if quiet or events else announced(wanted.runs)
-        plan = estimate(runs, wanted.store, device=device, largest_stack=largest)
+        runs, until = wanted.runs, None
+        if wanted.searches:
+            runs, until = next_runs(wanted.parts, wanted.store)
+        looked_at = runs if quiet or events else announced(runs)
+        plan = estimate(looked_at, wanted.store, device=device, largest_stack=largest, until=until)
     seconds, notes = time_of(wanted, plan, device)
+    if until is not None:
+        notes.append(
+            f"This is a search: the plan goes as far as epoch {until}, where the best are chosen."
+        )
     try:
         wanted.check_data()
     except DataError as error:

@@ -132,6 +132,7 @@ def _to_report(
     """How the results of each folder are to be read, and the runs that belong there."""
     from ..report.reading import of_recipe, of_runs
     from ..report.results import RUNS
+    from ..runs.search import complete
     from ..tasks import recipes
 
     chosen = selection.find()
@@ -139,8 +140,7 @@ def _to_report(
         chosen = [
             recipe
             for recipe in recipes().values()
-            if (results / recipe.name / RUNS).exists()
-            or all(store.status(run, quick=True).done for run in recipe.runs())
+            if (results / recipe.name / RUNS).exists() or complete(recipe, store)
         ]
     for recipe in chosen:
         yield of_recipe(recipe), selection.runs(recipe)

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -159,25 +159,27 @@ def run(
         streams.begin_training(_PATIENCE)
         with _shown(wanted, events, quiet) as listeners:
             together = Together(*listeners, *event_files, say=lambda why: common.tell([why]))
-            with _explaining_memory(wanted):
+            silent = quiet or json_lines
+
+            def train(chosen: "Sequence[Run]", options: dict[str, Any]) -> "Outcome":
                 if engine is Engine.ray:
-                    outcome = cluster.execute(
-                        wanted.runs,
+                    return cluster.execute(
+                        chosen,
                         wanted.store.root,
                         address=ray_address,
                         listener=together,
-                        **wanted.options,
+                        **options,
                     )
-                else:
-                    silent = quiet or json_lines
-                    announce = None if silent else _announce
-                    outcome = execute.execute(
-                        wanted.runs if silent else announced(wanted.runs),
-                        wanted.store,
-                        listener=together,
-                        announce=announce,
-                        **wanted.options,
-                    )
+                return execute.execute(
+                    chosen if silent else announced(chosen),
+                    wanted.store,
+                    listener=together,
+                    announce=None if silent else _announce,
+                    **options,
+                )
+
+            with _explaining_memory(wanted):
+                outcome = _train(wanted, train)
         code = _exit_code(outcome)
         if together.problems and code != common.INTERRUPTED:
             code = common.FAILED
@@ -216,6 +218,11 @@ class Wanted:
         return [run for _, runs in self.parts for run in runs]
 
     @property
+    def searches(self) -> bool:
+        """Whether runs may end at a rung."""
+        return any(recipe.halving is not None for recipe, _ in self.parts)
+
+    @property
     def name(self) -> str:
         """Of the recipes."""
         return ", ".join(recipe.name for recipe, _ in self.parts)
@@ -226,6 +233,28 @@ class Wanted:
 
         names = dict.fromkeys(name for recipe, _ in self.parts for name in recipe.data)
         require(list(names), self.options["data"])
+
+
+def _train(
+    wanted: Wanted, train: "Callable[[Sequence[Run], dict[str, Any]], Outcome]"
+) -> "Outcome":
+    """Train the runs with the options of ``execute``, those of a search from rung to rung."""
+    from ..runs.listener import Outcome
+    from ..runs.search import search
+
+    if not wanted.searches:
+        return train(wanted.runs, wanted.options)
+    budget = wanted.options["budget"]
+    deadline = None if budget is None else time.perf_counter() + budget
+
+    def train_until(chosen: "Sequence[Run]", until: int | None) -> Outcome:
+        left = None if deadline is None else deadline - time.perf_counter()
+        if left is not None and left <= 0:
+            return Outcome(stopped=tuple(chosen), stopped_by="budget")
+        stacks = wanted.options["stacks"]._replace(until=until)
+        return train(chosen, {**wanted.options, "budget": left, "stacks": stacks})
+
+    return search(wanted.parts, wanted.store, train_until)
 
 
 def _directory(runs: Path) -> Path:
@@ -308,6 +337,7 @@ def _exit_code(outcome: "Outcome") -> int:
 _GROUPS = {
     "finished": "finished",
     "diverged": "diverged",
+    "dropped": "dropped at a rung",
     "already": "done before",
     "stopped": "left",
     "elsewhere": "with another process",
@@ -341,7 +371,11 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
         parts.append(f"{len(outcome.damaged):,} damaged and left alone")
     typer.echo(f"{wanted.name}: {', '.join(parts)}, in {duration(seconds)}.")
     if outcome.stopped:
-        causes = {"budget": "The budget ended", "failures": "Too many runs failed"}
+        causes = {
+            "": "A rung of the search waits for runs that are damaged or with another process",
+            "budget": "The budget ended",
+            "failures": "Too many runs failed",
+        }
         cause = causes.get(outcome.stopped_by or "", "Interrupted")
         typer.echo(f"{cause}; what was trained is saved, and the same command goes on from there.")
         if outcome.abandoned:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from ..tasks.base import Cell, Metric
-from ..tasks.evidence import STATES, Results, Row, arrival, final
+from ..tasks.evidence import DROPPED, STATES, Results, Row, arrival, final
 from ..tasks.statistics import Comparison, Summary, compare, summarise
 from .document import printable
 from .reading import TUNED, Look, Reading
@@ -123,6 +123,8 @@ def _words(field: str, look: Look, rows: list[Row]) -> str:
 def entries_csv(cells: list[Entry]) -> str:
     """The entries as comma-separated values."""
     lines = []
+    dropped = any(DROPPED in entry.states for entry in cells)
+    states = [state for state in STATES if state != DROPPED or dropped]
     for entry in cells:
         cell, versus = entry.cell, entry.comparison
         lines.append(
@@ -150,7 +152,7 @@ def entries_csv(cells: list[Entry]) -> str:
                 "optimum": significant(entry.optimum),
                 "steps_to_near": _short(entry.steps.mean, 4),
                 "runs_near": str(entry.steps.count),
-                **{state: str(entry.states[state]) for state in STATES},
+                **{state: str(entry.states.get(state, 0)) for state in states},
                 "failed": "" if entry.failed is None else str(entry.failed),
             }
         )

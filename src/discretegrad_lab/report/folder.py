@@ -15,7 +15,7 @@ from .entries import entries, entries_csv
 from .html import to_html
 from .markdown import to_markdown, verdicts_csv
 from .reading import READING, Reading, of_recipe, of_results
-from .results import RUNS, collect, merge, read
+from .results import RUNS, collect, mark_dropped, merge, read
 from .results import write as write_files
 from .section import page, section
 from .sources import CHECKSUMS, lack, write_derived
@@ -57,6 +57,7 @@ def gather(
     """
     curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
     stored = collect(reading.name, runs, store, curves_of, damaged)
+    stored = mark_dropped(stored, reading.goals(runs, store), store)
     own, everything = read(results / reading.name), reading.runs()
     wanted = {run.identity for run in everything} - {row.identity for row in own.rows}
     rows, curves = {row.identity: row for row in own.rows}, dict(own.curves)

@@ -9,17 +9,21 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import tasks
 from ..runs.files import is_whole, parse
+from ..runs.search import goals_of
+from ..runs.store import Store
 from ..stack.config import Run
 from ..stack.lines import LINES
 from ..stack.lines import line as line_of
 from ..tasks.base import Claim, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
+from ..tasks.halving import Goal, Halving
 from .results import configuration
 from .sources import CHECKSUMS, read_sources
 
@@ -61,6 +65,10 @@ class Reading:
     published: Mapping[str, Table] = field(default_factory=dict)
     words: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     """How fields of the configuration read."""
+    halving: Halving | None = None
+    """Where runs were dropped, if it is a search."""
+    goals: Callable[[Sequence[Run], Store], Mapping[Run, Goal]] = lambda runs, store: {}
+    """How far runs of a search are to be trained, by what a store has."""
     runs: Callable[[], Sequence[Run]] = list
     """All runs that there should be, in the order of the tables."""
     looks: Mapping[str, Look] = field(default_factory=dict)
@@ -111,6 +119,8 @@ def of_recipe(recipe: Recipe) -> Reading:
         metrics=tuple(task.metric(name) for name in recipe.metrics),
         claims=tuple(task.claims[name] for name in recipe.claims),
         words=task.words,
+        halving=recipe.halving,
+        goals=partial(goals_of, recipe),
         runs=recipe.runs,
         shipped=any(recipe is other for other in ours),
     )

@@ -17,14 +17,16 @@ from typing import Any
 from ..runs.files import is_name, is_whole, parse
 from ..runs.store import IDENTITY, DamagedRun, Store
 from ..stack.config import Run
-from ..tasks.evidence import STATES, Results, Row
+from ..tasks.evidence import DROPPED, STATES, Results, Row
+from ..tasks.halving import Goal
 from .sources import CHECKSUMS, has_sources, read_sources, write_sources
 
 RUNS, CURVES = "runs.csv", "curves.csv"
-_DONE = ("finished", "diverged")
+_WORTH = {"finished": 2, "diverged": 2, DROPPED: 1}
+"""Of two rows of a run the one that is worth more stays; all other states are worth nothing."""
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
-_FINAL, _FIRST = "final_", "first_recorded_"
+_FINAL, _FIRST, _REACHED = "final_", "first_recorded_", "at_rung_"
 _PROVENANCE = ("commit", "source", "device", "torch")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
@@ -56,6 +58,20 @@ def collect(
     return Results(name, tuple(rows), curves)
 
 
+def mark_dropped(results: Results, goals: Mapping[Run, Goal], store: Store) -> Results:
+    """Results in which runs that a search dropped say so, with what they had at their rung."""
+    dropped = {run.identity: (run, goal.epoch) for run, goal in goals.items() if goal.dropped}
+    rows = []
+    for row in results.rows:
+        if row.state == "started" and row.identity in dropped:
+            run, epoch = dropped[row.identity]
+            values = store.metrics(run)[epoch - 1].items()
+            reached = {name: x for name, x in values if name != "epoch" and math.isfinite(x)}
+            row = replace(row, state=DROPPED, epoch=epoch, reached=reached)
+        rows.append(row)
+    return replace(results, rows=tuple(rows))
+
+
 def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
     """What was collected, and of what was known before whatever the store cannot replace.
 
@@ -64,10 +80,11 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
     """
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
     for row in before.rows:
-        if row.state not in _DONE:
+        worth = _WORTH.get(row.state, 0)
+        if not worth:
             continue
         if row.identity in rows:
-            keep = rows[row.identity].state not in _DONE
+            keep = worth > _WORTH.get(rows[row.identity].state, 0)
         else:
             keep = not store.is_done(row.config["task"], row.identity)
         if keep:
@@ -192,7 +209,9 @@ def _runs_text(results: Results) -> str:
     fields = dict.fromkeys(name for row in results.rows for name in row.config)
     metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
     first = dict.fromkeys(name for row in results.rows for name in row.first)
-    measured = (*(_FIRST + name for name in first), *(_FINAL + name for name in metrics))
+    reached = dict.fromkeys(name for row in results.rows for name in row.reached)
+    columns = {_FIRST: first, _REACHED: reached, _FINAL: metrics}
+    measured = [prefix + name for prefix, names in columns.items() for name in names]
     lines = [("identity", *fields, *_OUTCOME[:2], *measured, *_OUTCOME[2:])]
     for row in results.rows:
         lines.append(
@@ -202,6 +221,7 @@ def _runs_text(results: Results) -> str:
                 row.state,
                 str(row.epoch),
                 *(significant(row.first.get(name)) for name in first),
+                *(significant(row.reached.get(name)) for name in reached),
                 *(significant(row.metrics.get(name)) for name in metrics),
                 _text(row.diverged_step),
                 format(row.seconds, ".4g"),
@@ -216,14 +236,13 @@ def _parse_run(line: dict[str, str]) -> Row:
         raise ValueError(
             f"the state {line['state']!r} in {RUNS}, which is none of {', '.join(STATES)}"
         )
-    config, metrics, first = {}, {}, {}
+    config: dict[str, Any] = {}
+    measured: dict[str, dict[str, float]] = {_FINAL: {}, _FIRST: {}, _REACHED: {}}
     for name, text in line.items():
-        if name.startswith(_FINAL):
+        prefix = next((prefix for prefix in measured if name.startswith(prefix)), None)
+        if prefix is not None:
             if text:
-                metrics[name.removeprefix(_FINAL)] = _finite(text)
-        elif name.startswith(_FIRST):
-            if text:
-                first[name.removeprefix(_FIRST)] = _finite(text)
+                measured[prefix][name.removeprefix(prefix)] = _finite(text)
         elif name != "identity" and name not in _OUTCOME:
             config[name] = _value(text)
     for name in ("estimator", "task"):
@@ -238,11 +257,12 @@ def _parse_run(line: dict[str, str]) -> Row:
         config,
         line["state"],
         _whole(line["epoch"], 0),
-        metrics,
+        measured[_FINAL],
         _whole(line["diverged_step"], 1) if line["diverged_step"] else None,
         _finite(line["seconds"]),
         *(line[name] for name in _PROVENANCE),
-        first=first,
+        first=measured[_FIRST],
+        reached=measured[_REACHED],
     )
 
 

@@ -5,6 +5,7 @@ from .document import Item, Page, Section
 from .entries import entries
 from .figures import figures
 from .reading import Reading
+from .searches import search_tables
 from .tables import tables
 from .verdicts import RULE, judge
 
@@ -13,7 +14,11 @@ def section(reading: Reading, results: Results) -> Section:
     """All about some results: the state of the runs, then curves, tables and verdicts."""
     items: list[Item] = [
         *figures(reading, results),
-        *tables(reading, entries(reading, results)),
+        *(
+            tables(reading, entries(reading, results))
+            if reading.halving is None
+            else search_tables(reading, reading.halving, results)
+        ),
         *(judge(claim, results) for claim in reading.claims),
     ]
     rule = RULE if reading.claims else ""

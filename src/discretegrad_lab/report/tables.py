@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..tasks.base import Metric
-from ..tasks.evidence import NEAR, decimal
+from ..tasks.evidence import DROPPED, NEAR, decimal
 from ..tasks.statistics import compare
 from .document import TextTable
 from .entries import DASH, Entry
@@ -190,7 +190,8 @@ def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:
     """A sentence on each cell some of whose runs are not finished, or failed to train."""
     sentences = []
     for entry in cells:
-        if entry.states["finished"] < entry.planned or entry.failed:
+        ended = entry.states["finished"] + entry.states.get(DROPPED, 0)
+        if ended < entry.planned or entry.failed:
             parts = reading.look(entry.estimator).label, reading.describe(entry.setting)
             counts = [f"{count} {state}" for state, count in entry.states.items() if count]
             counts += [f"{entry.failed} of them failed to train"] if entry.failed else []

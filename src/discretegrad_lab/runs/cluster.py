@@ -248,18 +248,21 @@ class _Job:
     def _look(self, runs: Sequence[Run]) -> None:
         for run in runs:
             status = self.store.status(run, quick=True)
-            self.fate[run] = status.state if status.done else "stopped"
+            reached = status.epoch >= self.place.stacks.end(run)
+            self.fate[run] = status.state if status.done else "reached" if reached else "stopped"
 
     def outcome(self) -> Outcome:
         """Afterwards."""
         groups: dict[str, Any] = {
             name: tuple(run for run in self.runs if self.fate.get(run) == name) for name in GROUPS
         }
+        # if there is more to come, a signal counts also where all of this was done
+        more = self.place.stacks.until is not None
         return Outcome(
             **groups,
             failed=tuple(run for run in self.runs if run in self.failed),
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
-            stopped_by=self.stopped_by and (self.stop or self.stopped_by),
+            stopped_by=(self.stop or self.stopped_by) if self.stopped_by or more else None,
             abandoned=self.abandoned,
         )
 

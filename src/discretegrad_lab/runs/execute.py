@@ -69,6 +69,9 @@ def execute(
     with stop_signals(announce) as caught, Writer() as work.writer:
         work.caught = caught
         work.go()
+        if stacks.until is not None:
+            # there is more to come, so a signal in the last epoch counts too
+            work._must_stop(0)
     return work.outcome()
 
 
@@ -105,6 +108,7 @@ class _Work:
         self.store, self.fit, self.data = store, fit, data
         self.deadline, self.checkpoint_every = deadline, stacks.checkpoint_every
         self.listener, self.make_stack = listener, stacks.make_stack or stack_of_task
+        self.end, self.until = stacks.end, stacks.until
         self.stopped_by: str | None = None
         self.abandoned = False
         self.building = 0.0
@@ -115,6 +119,7 @@ class _Work:
         self.finished: set[Run] = set()
         self.failed: set[Run] = set()
         self.diverged: set[Run] = set()
+        self.reached: set[Run] = set()
         self.max_failures = math.inf if stacks.max_failures is None else stacks.max_failures
         self.lost: list[tuple[Run, str | None]] = []
         """Runs that could not be saved, and why; None if another process has saved them."""
@@ -125,7 +130,7 @@ class _Work:
         for _ in self.store.runs(damaged):
             # a newer version may have written others than these, under names of its own
             pass
-        self.runs, self.pending, self.already, self.damaged = look(runs, self.store)
+        self.runs, self.pending, self.already, self.damaged = look(runs, self.store, self.until)
         asked = {run.identity for run in self.runs}
         self.unrelated = [str(error) for error in damaged if error.directory.name not in asked]
         for run, reason in self.damaged.items():
@@ -150,13 +155,14 @@ class _Work:
         """Afterwards."""
         self._note_losses()
         for run in tuple(self.pending.aside):
-            if self.store.status(run, quick=True).done:
+            if self.store.status(run, quick=True).epoch >= self.end(run):
                 self.already[run] = None
                 del self.pending[run]
         groups = {
             "finished": self.finished,
             "failed": self.failed,
             "diverged": self.diverged,
+            "reached": self.reached,
             "already": self.already,
             "stopped": self.pending.keys() - self.pending.aside.keys(),
             "elsewhere": self.pending.aside,
@@ -212,7 +218,7 @@ class _Work:
         status = self.store.status(run, quick=True)
         if status.state == "damaged":
             self._leave_alone(run, status.reason)
-        elif status.done:
+        elif status.epoch >= self.end(run):
             del self.pending[run]
             self.already[run] = None
         elif status.epoch != self.pending[run]:
@@ -298,10 +304,11 @@ class _Work:
         # what is new, and what is not deleted yet while it is replaced
         self.store.check_room((len(members) - len(saved) + WRITERS) * state)
         saved.clear()
-        self.listener.stack_started(stack.runs, epoch, stack.epochs, stack.steps_per_epoch)
+        end = self.end(stack.runs[0])
+        self.listener.stack_started(stack.runs, epoch, end, stack.steps_per_epoch)
         self.building = time.perf_counter() - began
         # where others wait that these can join
-        self._loop(stack, members, self.pending.joins(stack.runs[0], epoch), pace)
+        self._loop(stack, members, min(end, self.pending.joins(stack.runs[0], epoch)), pace)
         self.listener.stack_finished(stack.runs, stack.epoch)
 
     def _loop(self, stack: Stack, members: Sequence[_Member], until: int, pace: Pace) -> None:
@@ -370,6 +377,9 @@ class _Work:
         for member in members:
             if member.run in self.pending and member.run not in self.pending.aside:
                 self.pending[member.run] = epoch
+                if epoch == self.end(member.run):
+                    del self.pending[member.run]
+                    self.reached.add(member.run)
 
     def _rescue(self, copy: Copy, members: Sequence[_Member], pace: Pace) -> None:
         """Save a copy before an error ends training; if that fails too, the first error counts."""

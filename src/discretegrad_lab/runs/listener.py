@@ -112,10 +112,15 @@ class Outcome:
     see ``Metric.failed``."""
     diverged: tuple[Run, ...] = ()
     """Trained by this call until a loss was not finite; they count as done."""
+    reached: tuple[Run, ...] = ()
+    """Trained by this call until the epoch at which they were to be left."""
+    dropped: tuple[Run, ...] = ()
+    """Ended at a rung of a search, now or before, since others were better."""
     already: tuple[Run, ...] = ()
     """Done before, or meanwhile by another process."""
     stopped: tuple[Run, ...] = ()
-    """Not done because of the budget or a signal; the next start goes on with them."""
+    """Not done because of the budget or a signal, or since a search waits for other runs; the next
+    start goes on with them."""
     elsewhere: tuple[Run, ...] = ()
     """Another process is training them."""
     damaged: Mapping[Run, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import torch
 
 from ..stack.config import Run
 from ..stack.trainer import Stack
+from .pending import end_of
 from .plan import check_largest
 
 MakeStack = Callable[[Sequence[Run], torch.device, Path | None], Stack]
@@ -27,6 +28,12 @@ class StackOptions(NamedTuple):
     """Device memory of one member; asks the task by default."""
     max_failures: int | None = None
     """Runs that cannot be read or saved before all is saved and stopped; by default any number."""
+    until: int | None = None
+    """The epoch at which runs are saved and left; by default they are trained to their end."""
+
+    def end(self, run: Run) -> int:
+        """The epochs that a run has done when it is left."""
+        return end_of(run, self.until)
 
     def check(self) -> None:
         """Raise ``ValueError`` if one of them is wrong."""
@@ -35,6 +42,8 @@ class StackOptions(NamedTuple):
             raise ValueError(f"expected seconds as checkpoint_every, got {self.checkpoint_every}")
         if self.max_failures is not None and not self.max_failures > 0:
             raise ValueError(f"expected a positive number as max_failures, got {self.max_failures}")
+        if self.until is not None and not self.until > 0:
+            raise ValueError(f"expected a positive number as until, got {self.until}")
 
 
 STACK_OPTIONS = StackOptions()

@@ -129,12 +129,18 @@ class Looked(NamedTuple):
     runs: dict[Run, None]
     pending: Pending
     done: dict[Run, None]
+    """There is nothing to train, as far as they are asked for."""
     damaged: dict[Run, str]
     """With the reason."""
 
 
-def look(runs: Iterable[Run], store: Store) -> Looked:
-    """Sort runs by what is stored of them."""
+def end_of(run: Run, until: int | None) -> int:
+    """The epochs that a run has when it is left: ``until``, if it has more."""
+    return run.epochs if until is None else min(until, run.epochs)
+
+
+def look(runs: Iterable[Run], store: Store, until: int | None = None) -> Looked:
+    """Sort runs by what is stored of them, if they are to be trained until an epoch."""
     looked = Looked({}, Pending(), {}, {})
     identities = functools.cache(store.identities)
     for run in runs:
@@ -148,7 +154,7 @@ def look(runs: Iterable[Run], store: Store) -> Looked:
         status = store.status(run)
         if status.state == "damaged":
             looked.damaged[run] = status.reason
-        elif status.done:
+        elif status.epoch >= end_of(run, until):
             looked.done[run] = None
         else:
             looked.pending[run] = status.epoch

@@ -14,7 +14,7 @@ import torch
 from ..stack.config import Run
 from ..tasks import task
 from .environment import check_device, device_name, free_memory
-from .pending import look
+from .pending import end_of, look
 from .store import DamagedRun, Store
 
 _SHARE = {"cuda": 0.85, "cpu": 0.5}
@@ -73,19 +73,20 @@ def estimate(
     device: torch.device | str = "cpu",
     largest_stack: int | None = None,
     bytes_per_member: Callable[[Run], int] | None = None,
+    until: int | None = None,
 ) -> Estimate:
     """What ``execute`` would do with these arguments; changes nothing."""
     check_largest(largest_stack)
     place = check_device(device)
     fit = Fit(place, largest_stack, bytes_per_member or memory_of, free_memory(place))
-    _, pending, done, damaged = look(runs, store)
+    _, pending, done, damaged = look(runs, store, until)
     paces = _paces({run.stack_key for run in pending}, store, device_name(place))
     stacks = []
     while pending:
         group = pending.group()
         members = tuple(itertools.islice(group, fit.count(group)))
         run, epoch = members[0], pending[members[0]]
-        left = run.epochs - epoch
+        left = end_of(run, until) - epoch
         stacks.append(
             StackEstimate(
                 members,

@@ -22,7 +22,7 @@ from .plan import Estimate, estimate
 from .signals import STOP
 from .store import Store
 
-GROUPS = ("finished", "diverged", "already", "stopped", "elsewhere")
+GROUPS = ("finished", "diverged", "reached", "already", "stopped", "elsewhere")
 _REPORT = 0.2
 """Seconds between two reports of a worker, if its epochs are shorter."""
 _T = TypeVar("_T")
@@ -173,13 +173,13 @@ def plan(runs: bytes, place: Place, workers: int) -> Estimate | Failure:
     """Cut runs into stacks; in a worker, since only that knows its memory."""
     try:
         configs, store = _unpacked(runs, place), Store(place.root)
-        largest = place.stacks.largest_stack
-        whole = estimate(configs, store, device=place.device, largest_stack=largest)
+        largest, until = place.stacks.largest_stack, place.stacks.until
+        whole = estimate(configs, store, device=place.device, largest_stack=largest, until=until)
         if 0 < len(whole.stacks) < workers:
             # one round of stacks for all workers
             share = math.ceil(whole.members / workers)
             share = min(share, largest or share)
-            return estimate(configs, store, device=place.device, largest_stack=share)
+            return estimate(configs, store, device=place.device, largest_stack=share, until=until)
         return whole
     except Exception as error:
         return Failure.of(error, platform.node())

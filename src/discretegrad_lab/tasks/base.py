@@ -19,11 +19,12 @@ from ..stack.config import Run
 from ..stack.lines import LINES, Line
 from ..stack.model import Group, Model
 from .evidence import NEAR, Judgement, Results
+from .halving import Halving, Rung
 from .statistics import Summary
 
 __all__ = [
-    "Build", "Cell", "Claim", "Cost", "Group", "Line", "Metric", "Model", "Picture", "Recipe",
-    "Run", "Table", "Task", "read_claims", "read_rows",
+    "Build", "Cell", "Claim", "Cost", "Group", "Halving", "Line", "Metric", "Model", "Picture",
+    "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
 
 
@@ -230,8 +231,16 @@ class Recipe:
     """A sentence for the captions of tables."""
     against: tuple[str, ...] = ()
     """Keys of estimators that tables, where estimators are the rows, compare all others with."""
+    halving: Halving | None = None
+    """Where runs stop that are worse than others, if this is a search."""
 
     def __post_init__(self) -> None:
+        known = {metric.name for metric in self.task.metrics}
+        if self.halving is not None and self.halving.metric not in known:
+            raise ValueError(
+                f"expected a metric of {self.task.name} ({', '.join(sorted(known))}) to compare "
+                f"the candidates of {self.name} by, got {self.halving.metric!r}"
+            )
         twice = {key for key in self.keys() if self.keys().count(key) > 1}
         if twice:
             raise ValueError(

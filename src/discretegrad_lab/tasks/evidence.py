@@ -17,7 +17,9 @@ ALPHA = 0.05
 """A comparison with a p below this is taken to be no accident."""
 NEAR = 0.01
 """Near the optimum: within this share of it."""
-STATES = ("finished", "diverged", "started", "damaged", "missing")
+DROPPED = "dropped"
+"""Of a run that a search ended at a rung, since others were better there."""
+STATES = ("finished", "diverged", "started", "damaged", "missing", DROPPED)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Row:
     torch: str = ""
     first: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """The first value of each metric, of a finished run that has several."""
+    reached: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """At the rung of a search, of a run that was dropped there."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,10 @@ class Results:
         return list(dict.fromkeys(row.config["estimator"] for row in self.rows))
 
     def counts(self) -> dict[str, int]:
-        """How many runs are in each state, all states named."""
+        """How many runs are in each state: all are named, dropped only where some are."""
         states = Counter(row.state for row in self.rows)
-        return {state: states[state] for state in STATES}
+        named = (state for state in STATES if state != DROPPED or states[state])
+        return {state: states[state] for state in named}
 
     def failed(self, metric: "Metric") -> list[Row]:
         """Finished runs that failed to train, by this metric and as far as that is known."""

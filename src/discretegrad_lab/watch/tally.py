@@ -47,7 +47,7 @@ class Tally(Listener):
 
     def __init__(self) -> None:
         self.finished = 0
-        """Runs that came to their end in this session."""
+        """Runs that came as far as they were to, since the latest plan."""
         self.done = 0
         """Epochs trained in this session, of all runs together."""
         self.stack: tuple[Run, ...] = ()
@@ -108,6 +108,7 @@ class Tally(Listener):
 
     def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
         """Count what there is to do."""
+        self.finished = 0
         self._left = {run: run.epochs for run in to_do}
 
     def run_damaged(self, run: Run, reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ...stack.lines import LINES, Line
 from ..base import Build, Cost, Metric, Recipe, Run, Task, read_rows
 from ..evidence import Results
+from ..halving import SEARCH_SEEDS
 from .claims import CLAIMS, LOSS
 from .config import WORDS, Polynomial
 from .model import PolynomialModel, memory
@@ -22,8 +23,6 @@ BATCHES = (16, 64, 256)
 LATENTS = (8, 32, 128)
 # the candidates of the paper's Table 7
 CANDIDATES = (0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
-# never the seeds of a reported number
-SEARCH_SEEDS = (1000, 1001)
 TABLE = Path(__file__).with_name("temperatures.csv")
 
 _CURVES = ("reinmax", "st", "stgs", "gr-mck", "gst-1.0", "gst-p", "exact")

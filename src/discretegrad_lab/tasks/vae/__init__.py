@@ -4,7 +4,8 @@ from .gradient_recipes import GRADIENT_RECIPES
 from .large_recipes import LARGE_RECIPES
 from .recipes import RECIPES as COLUMNS
 from .recipes import TASK
+from .search_recipes import SEARCH_RECIPES
 
-RECIPES = (*COLUMNS, *LARGE_RECIPES, *GRADIENT_RECIPES)
+RECIPES = (*COLUMNS, *LARGE_RECIPES, *GRADIENT_RECIPES, *SEARCH_RECIPES)
 
 __all__ = ["RECIPES", "TASK"]

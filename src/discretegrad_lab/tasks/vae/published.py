@@ -15,6 +15,8 @@ from ..base import Cell, Table, read_rows
 
 # the candidates of Table 7
 TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+OPTIMISERS: tuple[Literal["adam", "radam"], ...] = ("adam", "radam")
+RATES = (1e-3, 7e-4, 5e-4, 3e-4)
 # those of Figure 2, Section 6.6
 HEAT_MAP = (0.1, 0.3, 0.5, 0.7, 1.0, 2.0, 3.0, 4.0, 5.0)
 _FOLDER = Path(__file__).parent

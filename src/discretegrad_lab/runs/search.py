@@ -1,0 +1,142 @@
+"""Train the runs of a search from rung to rung; what is stored decides who goes on."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from ..stack.config import Run
+from ..tasks.base import Recipe
+from ..tasks.halving import Goal, goals
+from .listener import Outcome
+from .store import DamagedRun, Metrics, Store
+
+Parts = Sequence[tuple[Recipe, Sequence[Run]]]
+"""Recipes, each with those of its runs that are asked for."""
+Train = Callable[[Sequence[Run], int | None], Outcome]
+"""Trains runs until an epoch, or to their end."""
+_LASTING = ("finished", "diverged", "elsewhere")
+"""Groups of an outcome in which a run stays."""
+
+
+def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goal]:
+    """How far each run of a recipe is to be trained, by what a store has of all of them."""
+    if recipe.halving is None:
+        return {run: Goal(run.epochs) for run in runs}
+    runs, metric = list(runs), recipe.task.metric(recipe.halving.metric)
+    sign = 1 if metric.direction == "down" else -1
+    recorded = {run: _recorded(run, store) for run in runs}
+
+    def score(run: Run, epoch: int) -> float | None:
+        rows, diverged_step = recorded[run]
+        if len(rows) < epoch:
+            return None
+        value = rows[epoch - 1].get(metric.name, math.nan)
+        lost = diverged_step is not None and diverged_step <= epoch * run.steps_per_epoch
+        return math.inf if lost or not math.isfinite(value) else sign * value
+
+    return goals(recipe.halving, runs, score)
+
+
+def complete(recipe: Recipe, store: Store) -> bool:
+    """Whether all runs of a recipe are trained as far as they are to be."""
+    runs = recipe.runs()
+    if recipe.halving is None:
+        return all(store.status(run, quick=True).done for run in runs)
+    # one that was never begun is soon seen
+    if not all(store.status(run, quick=True).epoch for run in runs):
+        return False
+    targets = goals_of(recipe, runs, store).items()
+    return all(goal.dropped or store.status(run, quick=True).done for run, goal in targets)
+
+
+def _recorded(run: Run, store: Store) -> tuple[Metrics, int | None]:
+    """The metrics of a run, and the step at which it diverged; none if it cannot be read."""
+    status = store.status(run, quick=True)
+    if status.epoch == 0:
+        return [], None
+    try:
+        return store.metrics(run), status.diverged_step
+    except (DamagedRun, KeyError):
+        return [], None
+
+
+def search(parts: Parts, store: Store, train: Train) -> Outcome:
+    """Train the runs of recipes, each as far as its goal, until no goal moves any more.
+
+    Those that are furthest from their end are trained first, so that a rung is decided as soon as
+    it can be. A rung that cannot be decided, since another process has a run or a file is damaged,
+    holds back those that compete there, and nobody else.
+
+    Args:
+        parts: Recipes with their runs; those that are no search are trained to their end.
+        store: Where the runs are.
+        train: Is called for each rung, and for the runs that train to their end.
+    """
+    tried: set[tuple[Run, int | None]] = set()
+    outcomes: list[Outcome] = []
+    while True:
+        targets = _targets(parts, store)
+        runs, until = _next(targets, store, tried)
+        if outcomes and (not runs or outcomes[-1].stopped_by is not None):
+            return _together(targets, outcomes, store)
+        tried |= {(run, until) for run in runs}
+        outcomes.append(train(runs, until))
+
+
+def next_runs(parts: Parts, store: Store) -> tuple[list[Run], int | None]:
+    """Those that ``search`` would train first, and until which epoch; None is their end."""
+    return _next(_targets(parts, store), store, set())
+
+
+def _next(
+    targets: dict[Run, Goal], store: Store, tried: set[tuple[Run, int | None]]
+) -> tuple[list[Run], int | None]:
+    untils = {run: x.epoch if x.epoch < run.epochs else None for run, x in targets.items()}
+    behind = [
+        run
+        for run, goal in targets.items()
+        if (run, untils[run]) not in tried and store.status(run, quick=True).epoch < goal.epoch
+    ]
+    until = min((x for run in behind if (x := untils[run]) is not None), default=None)
+    return [run for run in behind if untils[run] == until], until
+
+
+def _targets(parts: Parts, store: Store) -> dict[Run, Goal]:
+    """The goal of each run; the furthest, if several recipes have it."""
+    targets: dict[Run, Goal] = {}
+    for recipe, part in parts:
+        for run, goal in goals_of(recipe, part, store).items():
+            targets[run] = max(goal, targets.get(run, goal), key=lambda x: (x.epoch, not x.dropped))
+    return targets
+
+
+def _together(targets: dict[Run, Goal], outcomes: Sequence[Outcome], store: Store) -> Outcome:
+    """What became of all runs in the end."""
+    runs = list(targets)
+    damaged = {run: why for outcome in outcomes for run, why in outcome.damaged.items()}
+    fate: dict[Run, str] = {}
+    for outcome in outcomes:
+        for name in _LASTING:
+            fate |= dict.fromkeys(getattr(outcome, name), name)
+    for run in runs:
+        if run in fate and fate[run] != "elsewhere":
+            continue
+        status = store.status(run, quick=True)
+        if status.done:
+            fate[run] = "already"
+        elif targets[run].dropped and status.epoch >= targets[run].epoch:
+            fate[run] = "dropped"
+        else:
+            fate.setdefault(run, "stopped")
+    groups = (*_LASTING, "already", "dropped", "stopped")
+    failed = {run for outcome in outcomes for run in outcome.failed}
+    return Outcome(
+        **{
+            name: tuple(run for run in runs if run not in damaged and fate[run] == name)
+            for name in groups
+        },
+        failed=tuple(run for run in runs if run in failed),
+        damaged=damaged,
+        unrelated=tuple(dict.fromkeys(x for outcome in outcomes for x in outcome.unrelated)),
+        stopped_by=outcomes[-1].stopped_by,
+        abandoned=any(outcome.abandoned for outcome in outcomes),
+    )

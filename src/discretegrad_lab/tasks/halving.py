@@ -1,0 +1,110 @@
+"""Successive halving: which candidates of a search train on, by what they had at its rungs.
+
+The choice follows from recorded numbers alone, so every process makes the same one on any day.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from ..stack.config import Run
+
+SEARCH_SEEDS = (1000, 1001)
+"""Of all searches, and never of a reported number."""
+
+
+class Rung(NamedTuple):
+    """Where candidates are compared."""
+
+    epoch: int
+    """After this epoch."""
+    share: float = 0.5
+    """Of the candidates that came so far, how many go on, rounded up."""
+
+
+@dataclass(frozen=True)
+class Halving:
+    """How the runs of a recipe are a search: most of them end at a rung.
+
+    Runs that differ in ``fields`` and the seed only compete with each other.
+    """
+
+    metric: str
+    """What candidates are compared by: its mean over the seeds."""
+    fields: tuple[str, ...]
+    """Of a run: their values make a candidate."""
+    rungs: tuple[Rung, ...]
+    """A run of no more epochs than that of a rung does not stop there."""
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The values of ``fields`` that a paper found to be best, by the key of an estimator."""
+
+    def __post_init__(self) -> None:
+        epochs = [rung.epoch for rung in self.rungs]
+        if not epochs or epochs[0] < 1 or epochs != sorted(set(epochs)):
+            raise ValueError(f"expected rungs at rising epochs from 1 on, got {epochs}")
+        if not all(0 < rung.share < 1 for rung in self.rungs):
+            raise ValueError(
+                "expected a share between 0 and 1 at each rung, got "
+                f"{', '.join(str(rung.share) for rung in self.rungs)}"
+            )
+
+
+class Goal(NamedTuple):
+    """How far a run is to be trained, as far as that is known."""
+
+    epoch: int
+    dropped: bool = False
+    """Whether it ends there because others were better; if not, and this is a rung, it waits there
+    until all that it competes with have come so far."""
+
+
+Score = Callable[[Run, int], float | None]
+"""What a run had after an epoch, the lower the better: infinite if it had diverged by then, None if
+it is not known."""
+
+
+def goals(halving: Halving, runs: Iterable[Run], score: Score) -> dict[Run, Goal]:
+    """How far each run is to be trained, in the order of the runs.
+
+    At a rung the candidates with the lowest means go on; of equals those that come first in
+    ``runs``. Those with a run that diverged never do.
+    """
+    each = dict.fromkeys(runs)
+    problems: dict[str, dict[str, list[Run]]] = {}
+    for run in each:
+        document = run.document()
+        del document["seed"]
+        candidate = json.dumps([document.pop(name, None) for name in halving.fields])
+        problem = json.dumps(document, sort_keys=True)
+        problems.setdefault(problem, {}).setdefault(candidate, []).append(run)
+    decided: dict[Run, Goal] = {}
+    for candidates in problems.values():
+        decided |= _goals(halving, list(candidates.values()), score)
+    return {run: decided[run] for run in each}
+
+
+def _goals(halving: Halving, candidates: Sequence[list[Run]], score: Score) -> dict[Run, Goal]:
+    """Of candidates that compete with each other, each with a run for every seed."""
+    decided: dict[Run, Goal] = {}
+    for epoch, share in halving.rungs:
+        if not candidates or epoch >= candidates[0][0].epochs:
+            break
+        means = []
+        for runs in candidates:
+            scores = [score(run, epoch) for run in runs]
+            known = [x for x in scores if x is not None]
+            if len(known) < len(scores):
+                return decided | {run: Goal(epoch) for runs in candidates for run in runs}
+            means.append(fmean(known))
+        order = sorted(range(len(means)), key=means.__getitem__)
+        # what a product of floats is above a whole number does not count
+        count = math.ceil(round(share * len(means), 9))
+        on = {place for place in order[:count] if math.isfinite(means[place])}
+        for place, runs in enumerate(candidates):
+            if place not in on:
+                decided |= dict.fromkeys(runs, Goal(epoch, dropped=True))
+        candidates = [candidates[place] for place in sorted(on)]
+    return decided | {run: Goal(run.epochs) for runs in candidates for run in runs}

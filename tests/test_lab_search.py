@@ -1,0 +1,370 @@
+"""Successive halving: who goes on at a rung, from rung to rung, and what the report says."""
+
+import dataclasses
+import math
+import signal
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from discretegrad_lab import cli, tasks
+from discretegrad_lab.report import section as sections
+from discretegrad_lab.report.entries import DASH
+from discretegrad_lab.report.folder import check, read_section, write_report
+from discretegrad_lab.report.reading import of_recipe
+from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.listener import Listener, Outcome
+from discretegrad_lab.runs.options import StackOptions
+from discretegrad_lab.runs.search import complete, goals_of, search
+from discretegrad_lab.runs.store import Saved, Status, Store
+from discretegrad_lab.tasks import polynomial
+from discretegrad_lab.tasks.base import Recipe
+from discretegrad_lab.tasks.halving import Goal, Halving, Rung, goals
+from lab_cases import use_small_images
+from lab_tiny import tiny
+from lab_toy import TOY, Toy
+
+TAUS = (0.1, 0.5, 1.0, 1.5, 2.0)
+HALVING = Halving("expected_loss", ("tau",), (Rung(1), Rung(3)))
+
+
+def build(estimator, seed):
+    return (tiny(estimator, seed, tau=tau, epochs=6, learning_rate=0.1) for tau in TAUS)
+
+
+SEARCH = Recipe(
+    name="tiny-search",
+    title="A search of five temperatures",
+    task=tasks.task("polynomial"),
+    build=build,
+    seeds=(7, 8),
+    estimators=("reinmax", "st"),
+    metrics=("expected_loss",),
+    rows=("tau",),
+    curves=False,
+    halving=HALVING,
+)
+REINMAX = SEARCH.runs(estimators=["reinmax"])
+
+
+def chosen(scores, halving=HALVING):
+    """Temperatures with the goals of ReinMax, by scores of a temperature, a seed and an epoch."""
+    decided = goals(halving, REINMAX, lambda run, epoch: scores(run.tau, run.seed, epoch))
+    assert list(decided) == REINMAX
+    by_tau = {tau: {decided[run] for run in REINMAX if run.tau == tau} for tau in TAUS}
+    assert all(len(x) == 1 for x in by_tau.values())
+    return {tau: next(iter(x)) for tau, x in by_tau.items()}
+
+
+@pytest.mark.parametrize(
+    ("scores", "on", "further"),
+    [
+        # half of 5 and half of 3, rounded up; the means over seeds count, not the best seed
+        (lambda tau, seed, epoch: tau + (seed == 7) * (tau == 0.1), (0.5, 1.0, 0.1), (0.5, 0.1)),
+        # of equals the first ones
+        (lambda tau, seed, epoch: 0.0, (0.1, 0.5, 1.0), (0.1, 0.5)),
+        # a later rung may turn the order around
+        (lambda tau, seed, epoch: tau if epoch == 1 else -tau, (0.1, 0.5, 1.0), (1.0, 0.5)),
+        # a run that diverged ends its candidate, also where there would be room
+        (
+            lambda tau, seed, epoch: math.inf if tau > 0.5 and seed == 8 else -tau,
+            (0.1, 0.5),
+            (0.5,),
+        ),
+        (lambda tau, seed, epoch: math.inf, (), ()),
+    ],
+)
+def test_the_better_half_goes_on(scores, on, further):
+    expected = dict.fromkeys(TAUS, Goal(1, dropped=True))
+    expected |= dict.fromkeys(on, Goal(3, dropped=True)) | dict.fromkeys(further, Goal(6))
+    assert chosen(scores) == expected
+
+
+def test_a_rung_waits_until_all_have_come_there():
+    def without_one(tau, seed, epoch):
+        return None if (tau, seed) == (2.0, 8) else tau
+
+    assert set(chosen(without_one).values()) == {Goal(1)}
+    # those that are dropped already hold nobody back
+    late = chosen(lambda tau, seed, epoch: None if epoch == 3 and tau != 0.1 else tau)
+    assert late == {tau: Goal(3) if tau < 1.5 else Goal(1, dropped=True) for tau in TAUS}
+    # what else differs than the fields of the search does not compete
+    other = [dataclasses.replace(run, latents=5) for run in REINMAX]
+    both = goals(HALVING, [*REINMAX, *other], lambda run, _: run.tau if run.latents == 4 else None)
+    assert {both[run] for run in other} == {Goal(1)}
+    assert {both[run].epoch for run in REINMAX} == {1, 3, 6}
+    # and a run that ends before a rung does not stop there
+    short = [dataclasses.replace(run, epochs=1) for run in REINMAX]
+    assert set(goals(HALVING, short, lambda run, _: run.tau).values()) == {Goal(1)}
+
+
+@pytest.mark.parametrize(
+    ("rungs", "message"),
+    [
+        ((), "rising epochs"),
+        ((Rung(0),), "rising epochs"),
+        ((Rung(3), Rung(3)), "rising epochs"),
+        ((Rung(3, 1.0),), "share between 0 and 1"),
+    ],
+)
+def test_rungs_that_make_no_sense_are_refused(rungs, message):
+    with pytest.raises(ValueError, match=message):
+        Halving("expected_loss", ("tau",), rungs)
+
+
+def test_the_metric_of_a_search_is_one_of_the_task():
+    halving = dataclasses.replace(HALVING, metric="accuracy")
+    with pytest.raises(ValueError, match=r"expected a metric of polynomial .*, got 'accuracy'"):
+        dataclasses.replace(SEARCH, halving=halving)
+
+
+# execution
+
+
+def train(store, recipe=SEARCH, calls=None, listener=None):
+    """Search with ``execute``; each call with its runs and its epoch goes into ``calls``."""
+
+    def until(runs, epoch):
+        if calls is not None:
+            calls.append((len(runs), epoch))
+        return execute(runs, store, stacks=StackOptions(until=epoch), listener=listener)
+
+    return search([(recipe, recipe.runs())], store, until)
+
+
+def everything(store):
+    """All that is stored of the runs, but for times."""
+    found = {}
+    for run in SEARCH.runs():
+        saved = store.load(run)
+        found[run] = saved.status.state, saved.status.epoch, saved.metrics, saved.state
+    return found
+
+
+def same(first, second):
+    for run, (state, epoch, metrics, tensors) in first.items():
+        assert (state, epoch, metrics) == second[run][:3]
+        assert tensors.keys() == second[run][3].keys()
+        assert all(torch.equal(x, second[run][3][name]) for name, x in tensors.items())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A store with the whole search, trained at once."""
+    store, calls = Store(tmp_path_factory.mktemp("whole")), []
+    outcome = train(store, calls=calls)
+    assert calls == [(20, 1), (12, 3), (8, None)]
+    assert outcome.complete
+    assert (len(outcome.finished), len(outcome.dropped)) == (8, 12)
+    return store
+
+
+class Interrupts(Listener):
+    """Stops training by a signal after an epoch."""
+
+    def __init__(self, epoch):
+        self._epoch = epoch
+
+    def epoch_done(self, epoch, metrics, seconds):
+        if epoch == self._epoch:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "dropped", "calls"),
+    [
+        # at a rung, before and after it is decided; between rungs; on the way to the end
+        (1, 8, [(12, 3), (8, None)]),
+        (2, 8, [(12, 3), (8, None)]),
+        (5, 12, [(8, None)]),
+    ],
+)
+def test_an_interrupted_search_ends_as_any_other(epoch, dropped, calls, whole, tmp_path):
+    store = Store(tmp_path)
+    outcome = train(store, listener=Interrupts(epoch))
+    assert (outcome.stopped_by, len(outcome.dropped)) == ("SIGINT", dropped)
+    assert len(outcome.stopped) == 20 - dropped
+    assert not outcome.complete
+    again = []
+    outcome = train(store, calls=again)
+    assert outcome.complete
+    assert again == calls
+    same(everything(whole), everything(store))
+    # a third start has nothing to do
+    assert train(store, calls=again) == Outcome(already=outcome.finished, dropped=outcome.dropped)
+    assert again[len(calls) :] == [(0, None)]
+
+
+def test_runs_that_end_at_a_rung_are_like_those_of_a_run_without_rungs(whole, tmp_path):
+    store = Store(tmp_path)
+    execute(SEARCH.runs(), store)
+    decided = goals_of(SEARCH, SEARCH.runs(), whole)
+    # rungs are decided by what runs had there, however far they are now
+    assert goals_of(SEARCH, SEARCH.runs(), store) == decided
+    for run, goal in decided.items():
+        assert whole.metrics(run) == store.metrics(run)[: goal.epoch]
+        assert whole.status(run).state == ("started" if goal.dropped else "finished")
+
+
+def test_a_damaged_run_holds_its_rivals_back_and_nobody_else(tmp_path):
+    store = Store(tmp_path)
+    execute(SEARCH.runs(), store, stacks=StackOptions(until=1))
+    next(store.directory(REINMAX[0]).glob("metrics*")).write_text("epoch\n")
+    outcome = train(store)
+    assert list(outcome.damaged) == [REINMAX[0]]
+    assert set(outcome.stopped) == set(REINMAX[1:])
+    assert {run.estimator for run in (*outcome.finished, *outcome.dropped)} == {"st"}
+
+
+def save(store, run, metrics, step=None):
+    """Store a run that has these metrics after its epochs and diverged at a step."""
+    assert store.claim(run)
+    rows = [{"epoch": number, **row} for number, row in enumerate(metrics, 1)]
+    store.save(run, Saved(Status("started", len(rows), 1.0, step), rows, [{}], {}))
+    store.release(run)
+
+
+def test_what_a_rung_makes_of_stored_numbers(tmp_path):
+    store = Store(tmp_path)
+    # an epoch has two steps: what diverges after the rung counts there, what is no number does not
+    stored = {0.1: (1.0, 2), 0.5: (math.nan, None), 1.0: (2.0, 3), 1.5: (3.0, None), 2.0: (9.0, 1)}
+    for run in REINMAX:
+        value, step = stored[run.tau]
+        save(store, run, [{"expected_loss": value}] * 2, step)
+    decided = goals_of(SEARCH, REINMAX, store)
+    assert {run.tau for run in REINMAX if not decided[run].dropped} == {1.0, 1.5}
+    # where more is better, more goes on
+    toys = [Toy(estimator="st", tau=tau, seed=seed) for tau in (0.5, 1.0) for seed in (0, 1)]
+    for run in toys:
+        save(store, run, [{"accuracy": run.tau / 2, "mistakes": 0.0}])
+    halving = Halving("accuracy", ("tau",), (Rung(1),))
+    best = goals_of(dataclasses.replace(SEARCH, task=TOY, halving=halving), toys, store)
+    assert [goal.dropped for goal in best.values()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("column", ["8x4", "64x8"])
+def test_the_search_of_the_paper_has_its_settings(column):
+    recipe = tasks.recipe(f"vae-search-{column}")
+    assert len(recipe.runs()) == 2 * (5 * 80 + 2 * 16)
+    for key, setting in recipe.halving.published.items():
+        settings = [run for run in recipe.runs() if run.estimator == key]
+        inside = [run for run in settings if all(getattr(run, k) == x for k, x in setting.items())]
+        # Table 8 has a temperature for GR-MCK that is not in Table 7
+        assert len(inside) == (0 if (column, key) == ("64x8", "gr-mck") else 2)
+
+
+def test_the_search_of_the_paper_in_three_steps(tmp_path, monkeypatch):
+    recipe = tasks.recipe("vae-search-8x4")
+    use_small_images(monkeypatch, 6, 4)
+    halving = dataclasses.replace(recipe.halving, rungs=(Rung(1), Rung(2)))
+    short = dataclasses.replace(
+        recipe,
+        halving=halving,
+        estimators=("reinmax",),
+        build=lambda estimator, seed: (
+            dataclasses.replace(run, epochs=3, batch=6, draws=2)
+            for run in recipe.build(estimator, seed)
+            if (run.optimiser, run.learning_rate) == ("radam", 7e-4) and run.tau > 1.3
+        ),
+    )
+    outcome = train(Store(tmp_path), short)
+    assert outcome.complete
+    assert (len(outcome.finished), len(outcome.dropped)) == (2, 6)
+
+
+# the report
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Have the search among the recipes of the lab."""
+    monkeypatch.setattr(polynomial, "RECIPES", (*polynomial.RECIPES, SEARCH))
+
+
+def tables(folder):
+    """The cells of the tables by title, heading and estimator; the best by the first metric."""
+    found = {}
+    for table in read_section(folder)[1].tables:
+        rows = {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
+        found[table.title] = rows
+    return found
+
+
+def test_the_report_has_the_best_and_what_was_dropped(whole, tmp_path, listed):
+    published = {"reinmax": {"tau": 2.0}, "st": {"tau": 7.0}}
+    folder = write_report(SEARCH, whole, tmp_path)
+    assert check(tmp_path) is None
+    results, section = read_section(folder)
+    assert section.text.startswith("20 runs: 8 finished, 12 dropped.")
+    decided = goals_of(SEARCH, SEARCH.runs(), whole)
+    for run, row in zip(SEARCH.runs(), results.rows, strict=True):
+        goal, metrics = decided[run], whole.metrics(run)
+        assert row.epoch == goal.epoch == len(metrics)
+        # a run that was dropped has no end
+        values = row.reached if goal.dropped else row.metrics
+        assert values["expected_loss"] == pytest.approx(metrics[-1]["expected_loss"], rel=1e-5)
+        assert not (row.metrics if goal.dropped else row.reached)
+    line = tables(folder)["How far candidates came"]["ReinMax"]
+    assert list(line.values()) == ["ReinMax", "5", "5", "2", "3", "1", "2", "0"]
+    ends = {}
+    for run, row in zip(SEARCH.runs(), results.rows, strict=True):
+        if run.estimator == "reinmax" and row.metrics:
+            ends.setdefault(run.tau, []).append(row.metrics["expected_loss"])
+    best = min(ends, key=lambda tau: sum(ends[tau]))
+    line = tables(folder)["Best settings"]["ReinMax"]
+    assert line["τ"] == f"{best:g}"
+    assert float(line["expected loss"]) == pytest.approx(sum(ends[best]) / 2, abs=1e-5)
+    assert "dropped" in (folder / "table.csv").read_text().splitlines()[0].split(",")
+    # beside what a paper found
+    halving = dataclasses.replace(HALVING, published=published)
+    reading = dataclasses.replace(of_recipe(SEARCH), halving=halving)
+    reinmax, st = sections.section(reading, results).tables[0].rows
+    goal = next(decided[run] for run in REINMAX if run.tau == 2.0)
+    assert goal.dropped
+    assert reinmax[-2:] == ("2", f"dropped after epoch {goal.epoch}")
+    assert st[-2:] == ("7", "not in the grid")
+
+    # where the store is gone, or knows less, the results stay
+    def known(rows):
+        return [(row.state, row.epoch, row.metrics, row.reached) for row in rows]
+
+    store = Store(tmp_path / "elsewhere")
+    execute(SEARCH.runs(), store, stacks=StackOptions(until=1))
+    for other in (Store(tmp_path / "nowhere"), store):
+        write_report(SEARCH, other, tmp_path)
+        assert known(read_section(folder)[0].rows) == known(results.rows)
+
+
+def test_the_report_on_half_a_search(tmp_path, listed):
+    store = Store(tmp_path / "runs")
+    execute([*REINMAX, *SEARCH.runs(estimators=["st"])[:3]], store, stacks=StackOptions(until=1))
+    folder = write_report(SEARCH, store, tmp_path)
+    assert check(tmp_path) is None
+    section = read_section(folder)[1]
+    assert section.text.startswith("20 runs: 9 started, 7 missing, 4 dropped.")
+    came = tables(folder)["How far candidates came"]
+    assert list(came["ReinMax"].values())[1:] == ["5", "5", "2", "0", "0", "0", "0"]
+    assert list(came["ST"].values())[1:] == ["5", "0", "0", "0", "0", "0", "0"]
+    assert {row["τ"] for row in tables(folder)["Best settings"].values()} == {DASH}
+    assert not complete(SEARCH, store)
+
+
+def test_the_commands(tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, code=0):
+        result = CliRunner().invoke(cli.app, [*arguments], catch_exceptions=False)
+        assert result.exit_code == code, result.output
+        return " ".join(result.stdout.split())
+
+    plan = call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    assert "20 runs to train" in plan
+    assert "the plan goes as far as epoch 1, where the best are chosen" in plan
+    assert "12 dropped at a rung, in" in call("run", SEARCH.name, "--device", "cpu")
+    assert complete(SEARCH, Store("runs"))
+    again = call("run", SEARCH.name, "--device", "cpu")
+    assert "12 dropped at a rung, 8 done before, in" in again
+    assert "20 runs: 8 finished, 12 dropped." in call("report")
+    assert "0 runs to train" in call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    call("report", "--check")
