@@ -22,8 +22,7 @@ from ._checks import (
     check_objective,
     values_are_checked,
 )
-from ._graph import can_get_gradient, nodes_of, reaches
-from ._graph import graph_leaves as graph_leaves
+from ._graph import can_get_gradient, graph_leaves, nodes_of, reaches
 from ._modes import compiling, transforming
 from ._row import Estimator
 from ._types import Call, Objective, Temperature

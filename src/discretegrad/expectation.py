@@ -15,9 +15,7 @@ from ._row import Estimator
 from ._score import check_works_on, evaluate_each, joint_size, sample_count
 from ._types import Call, Objective
 from .families import Family, FamilyLike, get_family
-from .registry import EstimatorLike as EstimatorLike
-from .registry import find_row as find_row
-from .registry import get
+from .registry import EstimatorLike, find_row, get
 
 _COMMON = ("mask", "given", "vectorize")
 

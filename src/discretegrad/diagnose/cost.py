@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._graph import graph_leaves
 from .._modes import transforming
-from .._score import graph_leaves
 from .._types import Objective
 from .draws import estimate
 from .entries import Entry

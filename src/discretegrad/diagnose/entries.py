@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from .._checks import check_count
 from .._row import Estimator
-from ..expectation import EstimatorLike, find_row, make_object
-from ..registry import ESTIMATORS
+from ..expectation import make_object
+from ..registry import ESTIMATORS, EstimatorLike, find_row
 from .problem import NAME, Problem
 
 Candidate: TypeAlias = EstimatorLike | tuple[EstimatorLike, Mapping[str, Any]]
