@@ -195,13 +195,22 @@ def test_the_exact_gradient_in_graphs_and_compiled(line, images, monkeypatch):
     runs = [vae(line, seed=seed) for seed in (0, 1)]
     captured, _ = trained(runs)
     eager, _ = trained(runs, graph=False)
-    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
-    fused, _ = trained(runs)
     assert captured._graphs
     for run in runs:
         assert_same(captured, eager, run)
-        # without noise more gradients are near zero: 1.1e-3 was measured
-        assert_near(captured, fused, run, 2e-3)
+    # of one step: without noise training is a slide from a saddle, which multiplies rounding
+    plain = gradients_of_a_step(runs)
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
+    fused = gradients_of_a_step(runs)
+    for name, g in plain.items():
+        assert (fused[name] - g).norm() < 1e-4 * g.norm(), name
+
+
+def gradients_of_a_step(runs):
+    model = make_stack(runs, "cuda").model
+    model.begin_epoch(1)
+    model.losses()["train"].sum().backward()
+    return {name: parameter.grad for name, parameter in model.parameters.items()}
 
 
 def test_gradients_are_compared_between_epochs_of_graphs(images, monkeypatch):
