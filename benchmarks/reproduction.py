@@ -97,7 +97,8 @@ def runs_table() -> str:
         failed = len(results.failed(recipe.task.metric(recipe.metrics[0])))
         states += [f"{failed} of them failed to train"] if failed else []
         counts = ", ".join(states)
-        about = [dict.fromkeys(getattr(row, what) for row in results.rows) for what in _PROVENANCE]
+        trained = [row for row in results.rows if row.commit]
+        about = [dict.fromkeys(getattr(row, what) for row in trained) for what in _PROVENANCE]
         inside = name != SETTINGS and _identities(name) <= _identities(SETTINGS)
         seconds = f"in {SETTINGS}" if inside else f"{training_seconds(results):,.0f} s"
         lines.append([name, recipe.reproduces, counts, seconds, *(", ".join(x) for x in about)])

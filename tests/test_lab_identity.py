@@ -25,6 +25,9 @@ FROZEN = {
     "vae-8x16": (90, "746b78032d02b8f0"),
     "vae-8x4": (90, "52aae84fa0d229ef"),
     "vae-8x4-collapse": (500, "294d51d6c866b26a"),
+    "vae-8x4-exact": (110, "c95d5edf6f5c3f31"),
+    "vae-8x4-gradients": (90, "3aa82f1403cbe9cb"),
+    "vae-baselines": (180, "f9477a575c853613"),
 }
 
 
