@@ -286,7 +286,12 @@ def pictures() -> dict[Path, list[Figure]]:
     }
     if read(GRADIENTS).rows:
         labels = {metric.label for metric in METRICS if metric.name in _DRAWN}
-        shown[GRADIENTS] = [x for x in section(read(GRADIENTS)).figures if x.y_label in labels]
+        # estimators differ by more than a factor of ten in the first epochs
+        shown[GRADIENTS] = [
+            replace(figure, log_y=figure.better == "down")
+            for figure in section(read(GRADIENTS)).figures
+            if figure.y_label in labels
+        ]
     return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
 
 

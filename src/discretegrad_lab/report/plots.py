@@ -1,6 +1,7 @@
 """The figures of a report, and images that models make, as PNG files: the same bytes each time."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import groupby
@@ -38,6 +39,7 @@ _STYLE: Any = {
 _WIDTH = 1.6  # of lines, in points
 _DPI = 150
 _COLUMNS = 3  # panels side by side
+_LINE = 48  # letters of a title that fit above a panel
 _DOTS = 3  # for a pixel of a picture
 _MARKS = "os^DvPXp*<>"  # the shapes of html.MARKS
 
@@ -57,7 +59,7 @@ def draw(
     """
     if not figures:
         raise ValueError("expected at least one figure, got none")
-    columns = min(_COLUMNS, len(figures))
+    columns = 2 if len(figures) == 4 else min(_COLUMNS, len(figures))
     rows = math.ceil(len(figures) / columns)
     entries = {
         (curve.name, curve.colour, curve.dash, _mark(curve)): curve.name
@@ -119,7 +121,7 @@ def _map_panel(panel: "Axes", figure: Figure) -> None:
     known = badness[np.isfinite(badness)]
     low, high = (known.min(), np.quantile(known, 0.75)) if known.size else (0.0, 1.0)
     panel.imshow(badness, cmap="viridis_r", vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
-    panel.set_title(figure.title)
+    panel.set_title(textwrap.fill(figure.title, _LINE))
     panel.set_xlabel(figure.x_label)
     panel.set_xticks(range(len(values)), [f"{x:g}" for x in values])
     panel.set_yticks(range(len(figure.curves)), [curve.name for curve in figure.curves])
@@ -150,7 +152,7 @@ def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str, mark: 
 def _panel(panel: "Axes", figure: Figure) -> None:
     log = figure.log_y
     x_limits, (bottom, top) = limits(figure)
-    panel.set_title(figure.title)
+    panel.set_title(textwrap.fill(figure.title, _LINE))
     panel.set(xlabel=figure.x_label, ylabel=figure.y_label)
     if log:
         panel.set_yscale("log")
@@ -201,11 +203,14 @@ def _band_pieces(curve: Curve, log: bool) -> list[list[tuple[float, float, float
 
 
 def limits(figure: Figure) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ends of both axes: all that can be drawn, with a little space above and below it."""
+    """Ends of both axes: all lines, and of wide bands as much again above and below them."""
     xs = [x for curve in figure.curves for x in curve.x]
-    ys = [y for curve in figure.curves for s in (curve.y, curve.low, curve.high) for y in s or ()]
+    ys = [y for curve in figure.curves for y in curve.y]
     if figure.reference is not None:
         ys.append(figure.reference)
+    lowest, highest = _ends(ys, 1.0, figure.log_y)
+    bands = [y for curve in figure.curves for s in (curve.low, curve.high) for y in s or ()]
+    ys += [min(max(y, lowest), highest) for y in bands if usable(y, figure.log_y)]
     return _ends(xs, 0.0, False), _ends(ys, 0.05, figure.log_y)
 
 
