@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..data import DataError, read_file
 from .expressions import (
+    ANY,
     CLOSE,
     DIGITS,
     OPEN,
@@ -153,7 +154,7 @@ def generate_listops(seed: int, counts: tuple[int, int, int], **options: Any) ->
 
 
 def _example(tokens: Tokens) -> Example:
-    return Example(tokens, parse(" ".join(tokens)).value)
+    return Example(tokens, parse(" ".join(tokens), ANY).value)
 
 
 def _take(examples: Iterable[Example], count: int) -> list[Example]:

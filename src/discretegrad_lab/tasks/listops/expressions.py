@@ -70,6 +70,8 @@ class Grammar:
 
 
 PUBLISHED = Grammar()
+ANY = Grammar(depth=100, arguments=100)
+"""The widest limits there can be."""
 
 
 class Expression(NamedTuple):
