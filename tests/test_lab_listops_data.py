@@ -367,6 +367,7 @@ def test_batches_have_every_example_once_and_one_width():
     batches = data.buckets(sizes, 16, seeded(0))
     assert sorted(torch.cat(batches).tolist()) == list(range(1003))
     assert sorted(map(len, batches)) == [1003 % 16] + [16] * (1003 // 16)
+    assert max(sizes[min(batches, key=len)]) > data.WIDTHS[-2]
     widths = [{data.padded_length(int(x)) for x in sizes[batch]} for batch in batches]
     # a width ends within a batch once at most
     assert sum(len(x) > 1 for x in widths) <= len(data.WIDTHS) - 1

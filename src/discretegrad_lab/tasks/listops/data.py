@@ -150,7 +150,7 @@ def generate_listops(seed: int, counts: tuple[int, int, int], **options: Any) ->
     # short ones were drawn first
     shuffled = iter(sorted(drawn, key=lambda _: uniform()))
     train, valid, test = (_take(shuffled, count) for count in counts)
-    return _parts(train, valid, [*test, *shuffled])
+    return _parts(train, valid, test)
 
 
 def _example(tokens: Tokens) -> Example:
@@ -282,7 +282,7 @@ def read_lines(content: bytes, name: str, grammar: Grammar = PUBLISHED) -> list[
 
 
 def _read_line(line: str, number: int, name: str, grammar: Grammar) -> Example:
-    label, tab, text = line.removesuffix("\r").partition("\t")
+    label, tab, text = line.partition("\t")
     if not tab or label not in DIGITS:
         raise DataError(
             f"expected a digit, a tab and an expression in line {number} of {name}, got "
