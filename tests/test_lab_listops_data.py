@@ -145,20 +145,20 @@ def test_what_is_written_is_read(tree, form):
 NO_EXPRESSIONS = {
     "": "expected an expression at column 1 of the expression, got nothing",
     "[MAX 1 2": "expected ] for each [ at column 9 of the expression, got 1 without it",
-    "[MAX 1 2]]": "expected the end after a whole expression at column 10 .* got ]",
-    "1 2": "expected the end after a whole expression at column 3 .* got 2",
+    "[MAX 1 2]]": "expected the end after a whole expression at column 10 .* got ']'",
+    "1 2": "expected the end after a whole expression at column 3 .* got '2'",
     "]": "expected [ before ] at column 1 ",
-    "[MUX 1 2]": "expected an operator (max, min, med, sm) after [ at column 2 .* got mux",
+    "[MUX 1 2]": "expected an operator (max, min, med, sm) after [ at column 2 .* got 'mux'",
     "MAX 1 2": "expected [ before max at column 1 ",
     "[MAX 1 MIN]": "expected [ before min at column 8 ",
     "[MAX 1 12]": "expected a digit, a bracket or an operator at column 8 .* got '12'",
     "[MAX 1 ?]": "expected a digit, a bracket or an operator at column 8 .* got '?'",
     "[MAX 1]": "expected 2 to 5 arguments of max at column 7 .* got 1",
     "[SM 1 2 3 4 5 6]": "expected 2 to 5 arguments of sm at column 16 .* got 6",
-    "( ( ( [MAX 1 ) 2 ] )": "expected ), as in ( ( ( [MAX 1 ) 2 ) ] ) at column 18 .* got ]",
-    "( ( [MAX 1 2 ) ] )": "expected (, as in .* at column 5 .* got [",
-    "( ( ( [MAX 1 ) 2 ) ]": "expected ), as in .* at column 21 .* got the end",
-    "( ( ( [MAX 1 ) 2 ) ] ) )": "expected the end, as in .* at column 24 .* got )",
+    "( ( ( [MAX 1 ) 2 ] )": "expected ')' by the tree of the expression at column 18 .* got ']'",
+    "( ( [MAX 1 2 ) ] )": "expected '(' by the tree of the expression at column 5 .* got '['",
+    "( ( ( [MAX 1 ) 2 ) ]": "expected ')' by the tree .* at column 21 .* got the end",
+    "( ( ( [MAX 1 ) 2 ) ] ) )": "expected the end by the tree .* at column 24 .* got ')'",
 }
 
 
@@ -294,6 +294,7 @@ def test_generated_data_are_labelled_split_and_frozen():
         (-1, (1, 1, 1), {}, "expected a whole number from 0 on as seed, got -1"),
         (0, (5, 5, 5), {"depth": 1}, "expected more expressions, got 10 different ones"),
         (0, (5, 5, 5), {"longest": 0}, "as longest of a grammar, got 0"),
+        (0, (5, 5, 5), {"shortest": 100}, "fewer than 100 tokens as the shortest"),
     ],
 )
 def test_data_that_cannot_be_generated_are_refused(seed, counts, options, message):
@@ -405,6 +406,16 @@ def test_batches_that_cannot_be_are_refused():
     for sizes, batch in ((torch.tensor([5]), 0), (torch.tensor([], dtype=torch.long), 4)):
         with pytest.raises(ValueError, match="expected a positive number of examples"):
             data.buckets(sizes, batch, seeded(0))
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_those_of_the_cpu():
+    sizes = lengths()
+    ours, theirs = (data.buckets(x, 16, seeded(0)) for x in (sizes, sizes.cuda()))
+    assert {x.device.type for x in theirs} == {"cuda"}
+    assert all(torch.equal(x, y.cpu()) for x, y in zip(ours, theirs, strict=True))
+    on_device = data.buckets(sizes.cuda(), 16, torch.Generator("cuda").manual_seed(0))
+    assert sorted(torch.cat(on_device).tolist()) == list(range(1003))
 
 
 # trees

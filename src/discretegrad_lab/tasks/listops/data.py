@@ -144,8 +144,14 @@ def generate_listops(seed: int, counts: tuple[int, int, int], **options: Any) ->
         )
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"expected a whole number from 0 on as seed, got {seed!r}")
+    grammar = Grammar(**options)
+    if grammar.shortest >= LIMIT:
+        raise ValueError(
+            f"expected fewer than {LIMIT} tokens as the shortest expression, got "
+            f"{grammar.shortest}; longer ones are not trained on"
+        )
     uniform = Random(seed).random
-    examples = (_example(tokens) for tokens in generate(uniform, Grammar(**options)))
+    examples = (_example(tokens) for tokens in generate(uniform, grammar))
     drawn = _take(examples, sum(counts))
     # short ones were drawn first
     shuffled = iter(sorted(drawn, key=lambda _: uniform()))
