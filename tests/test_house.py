@@ -89,7 +89,7 @@ ROOMS = [
     ["estimators"],
     ["registry"],
     ["expectation", "sample_index", "linear_select"],
-    ["diagnose"],
+    ["diagnose", "nn"],
     ["testing"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -246,7 +246,10 @@ def test_estimators_of_a_kind_have_one_signature(name):
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Example:", "References:")
 PARAGRAPHS = ("Symbols:", "Properties:", "Differs from")
-PUBLIC = [f"discretegrad.{name}" for name in discretegrad.__all__]
+PUBLIC = [
+    *(f"discretegrad.{name}" for name in discretegrad.__all__),
+    *(f"discretegrad.nn.{name}" for name in discretegrad.nn.__all__),
+]
 # what is documented once, for all of a kind
 SHARED = {"sampler": "reinmax", "score": "reinforce"}
 REFERS = "are those of ``{}``"
