@@ -8,11 +8,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import oracles
 from discretegrad.nn import VectorQuantize
 from discretegrad_lab import tasks
+from discretegrad_lab.stack import trainer
 from discretegrad_lab.tasks.codebook.config import Codebook
 from discretegrad_lab.tasks.codebook.model import CodebookModel
 from discretegrad_lab.tasks.codebook.quantiser import _step
 from discretegrad_lab.tasks.codebook.recipes import COPIED
 from discretegrad_lab.tasks.data import Images
+from test_lab_capture import faults
 
 CPU = torch.device("cpu")
 SIZES = {"codes": 12, "latents": 3, "width": 4, "batch": 10, "epochs": 2}
@@ -149,6 +151,16 @@ def test_codes_that_are_not_taken_restart_at_vectors_each_at_another():
     )
 
 
+@pytest.mark.parametrize("line", ["reinmax", COPIED], ids=["drawn", "copied"])
+def test_a_step_can_be_captured(line):
+    def make(runs, device, data):
+        return CodebookModel(runs, device, images=images())
+
+    stack = trainer.Stack(make, [run(line, seed=1), run(line, seed=2)])
+    stack.model.begin_epoch(0)
+    assert faults(stack) == []
+
+
 def test_usage_counts_the_codes_of_the_test_images():
     model = model_of(run("reinmax"))
     with torch.no_grad():
@@ -160,7 +172,7 @@ def test_usage_counts_the_codes_of_the_test_images():
 
 
 def test_recipes_take_the_nearest_code_once():
-    scales = tasks.recipe("codebook-scales").runs(seeds=[1000])
+    scales = tasks.recipe("codebook-scales").runs(seeds=[100])
     assert [member.scale for member in scales if member.copied] == [1.0]
     assert {member.estimator for member in scales if not member.copied} == {"reinmax", "st", "stgs"}
     stacks = {member.stack_key for member in tasks.recipe("codebook-mnist").runs()}

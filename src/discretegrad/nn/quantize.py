@@ -79,7 +79,8 @@ class VectorQuantize(nn.Module):
         estimator: Whose gradient: the name of a sampler, its row or its function, as for
             ``linear_select``.
         tau: Temperature of the gradient, as for ``linear_select``.
-        sample_codebook_temp: What squared distances are divided by before they are logits.
+        sample_codebook_temp: What squared distances are divided by before they are logits. Well
+            above the squared distances between codes it lets moving averages move to one point.
         decay: Of the moving averages.
         eps: Added to the counts of codes before sums are divided by them.
         learnable_codebook: Whether the codebook is a parameter.
