@@ -173,7 +173,7 @@ def test_usage_counts_the_codes_of_the_test_images():
 
 def test_recipes_take_the_nearest_code_once():
     scales = tasks.recipe("codebook-scales").runs(seeds=[100])
-    assert [member.scale for member in scales if member.copied] == [1.0]
+    assert [member.scale for member in scales if member.copied] == [0.01]
     assert {member.estimator for member in scales if not member.copied} == {"reinmax", "st", "stgs"}
     stacks = {member.stack_key for member in tasks.recipe("codebook-mnist").runs()}
     assert len(stacks) == 2

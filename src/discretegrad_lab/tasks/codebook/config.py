@@ -35,7 +35,7 @@ class Codebook(Run):
     copied: bool = False
     """Whether the nearest code is taken and the gradient at it copied to the encoder, as
     vector-quantised models mostly do. The estimator then has no part in the training."""
-    scale: float = 1.0
+    scale: float = 0.01
     """What squared distances are divided by before they are logits of the draw."""
     commitment: float = 0.25
     """Weight of the squared distances between the vectors and their codes."""

@@ -21,7 +21,8 @@ TASK = Task(
 )
 COPIED = Line("Nearest, copied", "straight_through", key="copied", colour="#000000", dash="2 3")
 """The nearest code with the gradient at it copied to the encoder; its row has no part in it."""
-SCALES = (0.1, 0.3, 1.0, 3.0, 10.0)
+_SCALE = Codebook.scale
+SCALES = (0.001, 0.003, 0.01, 0.03, 0.1)
 
 
 def _run(estimator: Any, seed: int, scale: float) -> Codebook:
@@ -31,13 +32,13 @@ def _run(estimator: Any, seed: int, scale: float) -> Codebook:
         seed=seed,
         copied=copied,
         # the nearest code is the same for every scale
-        scale=1.0 if copied else scale,
+        scale=_SCALE if copied else scale,
         tf32=True,
     )
 
 
 def _build(estimator: Any, seed: int) -> Iterator[Run]:
-    yield _run(estimator, seed, 1.0)
+    yield _run(estimator, seed, _SCALE)
 
 
 def _scales(estimator: Any, seed: int) -> Iterator[Run]:
