@@ -8,6 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import oracles
 from discretegrad.nn import VectorQuantize
 from discretegrad_lab import tasks
+from discretegrad_lab.cli.plan import _label
 from discretegrad_lab.stack import trainer
 from discretegrad_lab.tasks.codebook.config import Codebook
 from discretegrad_lab.tasks.codebook.model import CodebookModel
@@ -193,3 +194,8 @@ def test_recipes_take_the_nearest_code_once():
 def test_bad_configurations(fields, message):
     with pytest.raises(ValueError, match=message):
         Codebook(**{"estimator": "reinmax", **fields})
+
+
+def test_a_plan_names_a_stack_by_what_its_members_share():
+    member = Codebook(estimator=COPIED, copied=True)
+    assert _label(member) == "codebook, copied True"

@@ -22,7 +22,7 @@ TASK = Task(
 COPIED = Line("Nearest, copied", "straight_through", key="copied", colour="#000000", dash="2 3")
 """The nearest code with the gradient at it copied to the encoder; its row has no part in it."""
 _SCALE = Codebook.scale
-SCALES = (0.001, 0.003, 0.01, 0.03, 0.1)
+SCALES = (0.003, 0.006, 0.01, 0.015, 0.02, 0.03)
 
 
 def _run(estimator: Any, seed: int, scale: float) -> Codebook:
