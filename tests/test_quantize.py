@@ -55,7 +55,9 @@ def quadratic(code):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "f"), [("reinmax", quadratic), ("straight_through", linear)], ids=str
+    ("estimator", "f"),
+    [("reinmax", quadratic), ("straight_through", linear)],
+    ids=["reinmax, quadratic", "straight-through, linear"],
 )
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_mean_gradient_over_all_codes_is_exact(estimator, f, scale):
@@ -227,6 +229,8 @@ def test_padding_changes_nothing():
     code, index, _ = layer().eval()(x, mask)
     assert torch.equal(layer().get_output_from_indices(index), code)
     assert torch.equal(layer().get_codes_from_indices(index), code)
+    with pytest.raises(TypeError, match=r"indices of dtype torch.int64, got torch.float32"):
+        layer().get_codes_from_indices(index.float())
 
 
 def test_a_batch_that_is_not_finite_leaves_the_codebook():
@@ -275,6 +279,13 @@ def test_compiled_call_is_the_eager_one(compiler):
         results.append((code, index, loss, gradient, quantize.codebook))
     for eager, traced in zip(*results, strict=True):
         torch.testing.assert_close(traced, eager)
+
+
+def test_compiled_layer_takes_a_schedule_of_temperatures(compiler):
+    quantize = torch.compile(layer(), fullgraph=True, backend="aot_eager")
+    for temperature in (1.0, 0.9, 0.8):
+        code, index, _ = quantize(vectors(8), sample_codebook_temp=temperature)
+        assert code.shape == (*index.shape, DIM)
 
 
 def test_autocast_computes_the_codes_in_float32():

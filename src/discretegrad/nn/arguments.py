@@ -1,6 +1,6 @@
 """Checks of what ``VectorQuantize`` is given."""
 
-import math
+import sys
 from typing import Any
 
 import torch
@@ -26,14 +26,18 @@ def check_estimator(estimator: object, options: dict[str, Any]) -> None:
     row.rule(**options)
 
 
+# not math.isfinite, which torch.compile cannot trace for a number that changes between calls
+_LARGEST = sys.float_info.max
+
+
 def check_number(
-    name: str, value: object, least: float = -math.inf, most: float = math.inf
+    name: str, value: object, least: float = -_LARGEST, most: float = _LARGEST
 ) -> None:
     """``value`` is a finite number between these limits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{NAME}: expected {name} to be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and least <= value <= most):
-        limits = {-math.inf: "a finite number", 0.0: "a finite number of at least 0"}
+    if not least <= value <= most:
+        limits = {-_LARGEST: "a finite number", 0.0: "a finite number of at least 0"}
         wanted = "a number between 0 and 1" if most == 1 else limits.get(least, "a positive number")
         raise ValueError(f"{NAME}: expected {name} to be {wanted}, got {value}")
 

@@ -63,8 +63,8 @@ class VectorQuantize(nn.Module):
 
     Differs from vector-quantize-pytorch: codes are always drawn in training, from squared
     distances; the diversity is that of the distribution that is drawn from, averaged over all
-    vectors; a mask has the shape of the indices, also for images; a codebook that learns is not a
-    moving average, without ``ema_update=False``. Its other arguments are not known here.
+    vectors; a mask has the shape of the indices, also for images; ``learnable_codebook=True`` turns
+    the moving averages off by itself. Its other arguments are not known here.
 
     Properties: computes in float32 at least, also inside ``torch.autocast``, and returns the dtype
     of the input. Works under ``torch.compile(fullgraph=True)`` without a generator. With
@@ -311,6 +311,9 @@ class VectorQuantize(nn.Module):
         )
 
     def _codes(self, indices: Tensor) -> Tensor:
+        if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
+            came = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"{NAME}: expected indices of dtype torch.int64, got {came}")
         padding = (indices < 0).unsqueeze(-1)
         return self.codebook[indices.clamp_min(0)].masked_fill(padding, 0)
 
