@@ -223,7 +223,9 @@ def test_padding_changes_nothing():
     assert all(map(torch.equal, *results))
     quantize = layer(return_zeros_for_masked_padding=False, **TERMS)
     assert torch.equal(quantize(x, mask)[0][~mask], x[~mask])
+    quantize.decay, before = 0.0, quantize.codebook.clone()
     nothing, _, loss = quantize(x, torch.zeros_like(mask))
+    torch.testing.assert_close(quantize.codebook, before)
     assert loss.item() == 0
     assert torch.equal(nothing, x)
     code, index, _ = layer().eval()(x, mask)
@@ -429,6 +431,7 @@ X = torch.zeros(2, 3, DIM)
         ({"decay": 1.5}, ValueError, "expected decay to be a number between 0 and 1, got 1.5"),
         ({"commitment_weight": -1}, ValueError, "commitment_weight to be a finite.*least 0"),
         ({"entropy_loss_weight": math.nan}, ValueError, "entropy_loss_weight to be a finite"),
+        ({"eps": 0.0}, ValueError, "expected eps to be a positive number"),
         ({"eps": "small"}, TypeError, "expected eps to be a number, got str"),
         ({"channel_last": 1}, TypeError, "expected channel_last to be True or False"),
         ({"learnable_codebook": True, "ema_update": True}, ValueError, "Leave one of them out"),

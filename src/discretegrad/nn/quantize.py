@@ -18,7 +18,7 @@ from .distances import Distances
 
 
 class LossBreakdown(NamedTuple):
-    """The terms of the loss of ``VectorQuantize``, before their weights."""
+    """The terms of the loss of ``VectorQuantize``, before their weights; zero without a weight."""
 
     commitment: Tensor
     """Mean squared difference between the inputs and their codes."""
@@ -175,7 +175,7 @@ class VectorQuantize(nn.Module):
             )
         check_number("sample_codebook_temp", sample_codebook_temp, least=1e-30)
         check_number("decay", decay, least=0.0, most=1.0)
-        check_number("eps", eps, least=0.0)
+        check_number("eps", eps, least=1e-30)
         check_number("threshold_ema_dead_code", threshold_ema_dead_code, least=0.0)
         check_number("commitment_weight", commitment_weight, least=0.0)
         check_number("codebook_diversity_loss_weight", codebook_diversity_loss_weight)
@@ -237,8 +237,8 @@ class VectorQuantize(nn.Module):
 
         Raises:
             TypeError: If an argument has the wrong type or dtype.
-            ValueError: If shapes do not fit, or a value of ``x`` is NaN or infinite. See
-                ``discretegrad.set_checks``.
+            ValueError: If shapes do not fit, or, in training, a value of ``x`` is NaN or infinite.
+                See ``discretegrad.set_checks``.
         """
         scale = self.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
         check_number("sample_codebook_temp", scale, least=1e-30)
@@ -379,21 +379,25 @@ class VectorQuantize(nn.Module):
         sums = add_rows(torch.cat([batch.rows, ones], 1), index, self.codebook_size)
         if self._shares():
             torch.distributed.all_reduce(sums)
-        # one batch that is not finite must not spoil the codebook for ever
-        finite = sums.isfinite().all()
+        # a batch that is not finite must not spoil the codebook for ever, and one of padding alone
+        # says nothing
+        telling = sums.isfinite().all() & (sums[:, -1].sum() > 0)
         for average, new in ((self.embed_avg, sums[:, :-1]), (self.cluster_size, sums[:, -1])):
             updated = average.lerp(new.to(average.dtype), 1 - self.decay)
-            average.copy_(torch.where(finite, updated, average))
+            average.copy_(torch.where(telling, updated, average))
         if self.ema_update:
             total = self.cluster_size.sum()
             counts = (self.cluster_size + self.eps) / (total + self.codebook_size * self.eps)
             self.codebook.copy_(self.embed_avg / (counts * total).unsqueeze(1))
-        if restarts and batch.rows.shape[0] > 0:
+        if restarts:
             self._restart(batch)
 
     def _restart(self, batch: _Batch) -> None:
         """Move codes that are hardly drawn to vectors of the batch, each to another one."""
         rows, valid = batch.rows, batch.valid
+        if rows.shape[0] == 0:
+            # as padding, since other processes may wait for this one
+            rows, valid = rows.new_zeros(1, self.codebook_dim), valid.new_zeros(1)
         dead = self.cluster_size < self.threshold_ema_dead_code
         call = Call(NAME, rows, generator=batch.generator)
         # a random order of the vectors with the padding last; shapes do not depend on values
