@@ -14,7 +14,7 @@ from torch.nn.functional import gumbel_softmax, mse_loss
 import discretegrad
 
 VARIABLES, CATEGORIES, FEATURES = 6, 4, 24
-STEPS, BATCH, SEEDS = 1500, 128, 2
+STEPS, BATCH, SEEDS = 800, 128, 2
 
 SAMPLERS = {
     "F.gumbel_softmax": lambda logits: gumbel_softmax(logits, hard=True),

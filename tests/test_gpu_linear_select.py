@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from discretegrad import linear_select
+from discretegrad import linear_select, reinmax
 from discretegrad.linear_select import blocks as in_blocks
 from discretegrad.linear_select import front
 from discretegrad.linear_select import tiles as in_tiles
+from discretegrad.nn import VectorQuantize
 from kernel_cases import CATEGORICAL, LEVEL, REINMAX, chi_square, each, normal, seeded
 
 pytestmark = pytest.mark.gpu
@@ -179,3 +180,64 @@ def test_gumbel_rao_takes_the_torch_path(monkeypatch):
     selected, index = linear_select(*inputs, "gumbel_rao", 0.5, num_draws=3, return_index=True)
     assert torch.equal(selected, inputs[2][index])
     assert all(x.isfinite().all() for x in torch.autograd.grad(selected, inputs, g))
+
+
+def quantiser(codes, scale, **arguments):
+    """A layer with codes that are apart."""
+    layer = VectorQuantize(64, codes, sample_codebook_temp=scale, **arguments).cuda()
+    layer.codebook.copy_(normal(codes, 64, seed=2, dtype=torch.float32, device="cuda"))
+    layer.embed_avg.copy_(layer.codebook)
+    return layer
+
+
+def test_quantiser_on_the_gpu(kernels_only):
+    layer = quantiser(3000, 40.0)
+    codebook = layer.codebook.clone()
+    x = normal(500, 64, seed=1, dtype=torch.float32, device="cuda").requires_grad_()
+    g = normal(500, 64, seed=4, dtype=torch.float32, device="cuda")
+    code, index, _ = layer(x)
+    assert torch.equal(code, codebook[index])
+    # not by torch.cdist, which rounds more
+    wide = x.detach().double().requires_grad_()
+    logits = (2 * wide @ codebook.double().T - codebook.double().square().sum(1)) / 40
+    wanted = reinmax(logits, given=index, backend="torch") @ codebook.double()
+    (exact,) = torch.autograd.grad(wanted, wide, g.double())
+    (actual,) = torch.autograd.grad(code, x, g)
+    assert (actual - exact).abs().max() < 1e-3 * exact.abs().max()
+    nearest = torch.cdist(x.detach().double(), layer.codebook.double()).argmin(-1)
+    # codes that are equally near but for rounding may differ
+    assert (layer.eval()(x)[1] == nearest).float().mean() > 0.99
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+def test_quantiser_does_not_make_the_gpu_wait(kernels_only):
+    layer = quantiser(300, 40.0, threshold_ema_dead_code=1, entropy_loss_weight=0.1)
+    x = normal(500, 64, seed=1, dtype=torch.float32, device="cuda").requires_grad_()
+
+    def step():
+        code, _, loss = layer(x)
+        torch.autograd.grad(code.sum() + loss, x)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_of_a_quantiser(kernels_only):
+    rows, codes = 100_000, 16_384
+    layer = quantiser(codes, 40.0)
+    x = normal(rows, 64, seed=1, dtype=torch.float32, device="cuda").requires_grad_()
+    for _ in range(2):  # the first call loads kernels and takes the workspace of cuBLAS
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        code, _, loss = layer(x)
+        (code.sum() + loss).backward()
+        extra = torch.cuda.max_memory_allocated() - before
+        del code, loss
+        x.grad = None
+    # all distances would take 6.6 GB
+    assert extra < 2**30

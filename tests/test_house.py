@@ -89,7 +89,7 @@ ROOMS = [
     ["estimators"],
     ["registry"],
     ["expectation", "sample_index", "linear_select"],
-    ["diagnose"],
+    ["diagnose", "nn"],
     ["testing"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -246,7 +246,10 @@ def test_estimators_of_a_kind_have_one_signature(name):
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Example:", "References:")
 PARAGRAPHS = ("Symbols:", "Properties:", "Differs from")
-PUBLIC = [f"discretegrad.{name}" for name in discretegrad.__all__]
+PUBLIC = [
+    *(f"discretegrad.{name}" for name in discretegrad.__all__),
+    *(f"discretegrad.nn.{name}" for name in discretegrad.nn.__all__),
+]
 # what is documented once, for all of a kind
 SHARED = {"sampler": "reinmax", "score": "reinforce"}
 REFERS = "are those of ``{}``"
@@ -347,6 +350,8 @@ assert len(WITH_CODE) > 4, "the pattern of code blocks finds none"
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
 def test_code_on_the_page_runs(path, monkeypatch):
+    if path.name == "jax.md":
+        pytest.importorskip("jax", reason="needs the extra [jax]")
     # the promise is a graph without breaks; machine code for it takes longer than all the rest
     compiler = functools.partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", compiler)

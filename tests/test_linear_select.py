@@ -296,6 +296,22 @@ def test_head_and_table_may_be_one_tensor(backend, small_pieces):
 
 
 @each_backend
+def test_bias_is_added_to_the_logits(backend, small_pieces):
+    (hidden, head, table), g = problem(5, 77)
+    if backend == "triton":
+        hidden, head, table, g = (x.detach().float() for x in (hidden, head, table, g))
+    bias = normal(77, seed=6, dtype=g.dtype)
+    inputs = [x.detach().requires_grad_() for x in (hidden, head, table, bias)]
+    selected, index = linear_select(
+        *inputs[:3], bias=inputs[3], return_index=True, backend=backend, generator=seeded(5)
+    )
+    z = discretegrad.reinmax(inputs[0] @ inputs[1].T + inputs[3], given=index)
+    assert_all_close(
+        torch.autograd.grad(selected, inputs, g), torch.autograd.grad(z @ inputs[2], inputs, g)
+    )
+
+
+@each_backend
 def test_strides_do_not_matter(backend, small_pieces):
     inputs, _ = problem(5, 77, torch.float32)
     others = [x.detach().T.contiguous().T.requires_grad_() for x in inputs]
@@ -465,6 +481,9 @@ HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
         ({"head": HEAD.to("meta")}, ValueError, "expected head on the device of hidden"),
         ({"estimator": "reinforce"}, ValueError, "one of reinmax.*got 'reinforce'"),
         ({"estimator": len}, TypeError, "the name of a sampler.*function"),
+        ({"bias": 1.0}, TypeError, "expected bias to be a tensor.*got float"),
+        ({"bias": torch.zeros(4).double()}, TypeError, "dtype and device of head.*float64"),
+        ({"bias": torch.zeros(3)}, ValueError, r"expected a bias of shape \(4,\).*got \(3,\)"),
         ({"tau": 0.0}, ValueError, "expected tau in"),
         ({"tau": torch.ones(2, 1)}, TypeError, "the same for all rows, got a tensor"),
         ({"return_index": 1}, TypeError, "expected return_index to be True or False"),

@@ -41,6 +41,7 @@ def linear_select(
     estimator: EstimatorLike = ...,
     tau: float = ...,
     *,
+    bias: Tensor | None = ...,
     return_index: Literal[False] = ...,
     generator: torch.Generator | None = ...,
     backend: Backend = ...,
@@ -56,6 +57,7 @@ def linear_select(
     estimator: EstimatorLike = ...,
     tau: float = ...,
     *,
+    bias: Tensor | None = ...,
     return_index: Literal[True],
     generator: torch.Generator | None = ...,
     backend: Backend = ...,
@@ -70,6 +72,7 @@ def linear_select(
     estimator: EstimatorLike = "reinmax",
     tau: float = 1.0,
     *,
+    bias: Tensor | None = None,
     return_index: bool = False,
     generator: torch.Generator | None = None,
     backend: Backend = "auto",
@@ -86,7 +89,8 @@ def linear_select(
     \frac{\partial}{\partial w_j} = \hat\nabla_j h, \qquad
     \frac{\partial}{\partial v_j} = [j = k]\, g,$$
 
-    the last two summed over the batch. This is ``reinmax(hidden @ head.T) @ table`` for
+    the last two summed over the batch. With a ``bias`` b the logits are $w_j \cdot h + b_j$ and b
+    gets $\hat\nabla$, summed over the batch. This is ``reinmax(hidden @ head.T) @ table`` for
     vocabularies whose logits and one-hots are too large to hold: it makes them piece by piece, and
     again in backward.
 
@@ -107,6 +111,8 @@ def linear_select(
             ``"gumbel_softmax"``, ``"gumbel_rao"``, ``"gapped"`` or ``"mean_baseline"``, or the row
             of one, also of your own, or its function.
         tau: Temperature of the gradient, as for the sampler, but always a number.
+        bias: (n,), one number per category: the bias of ``torch.nn.Linear(width, n)``. It is one
+            more column of ``head``, which takes a copy of ``hidden`` and of ``head``.
         return_index: Whether to return the categories too.
         generator: Source of randomness on the device of ``hidden``; the global one by default.
         backend: ``"auto"``, ``"torch"`` or ``"triton"``.
@@ -115,7 +121,7 @@ def linear_select(
 
     Returns:
         ``table[index]``, of shape (..., out); with ``return_index`` also the index, int64, (...).
-        Inside ``torch.autocast`` all three inputs are cast as for a matrix product.
+        Inside ``torch.autocast`` all inputs are cast as for a matrix product.
 
     Raises:
         TypeError: If an argument has the wrong type or dtype, or the sampler has no such option.
@@ -149,6 +155,8 @@ def linear_select(
     # not -1, which an empty tensor leaves open
     flat = layer.hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     layer = layer._replace(hidden=flat)
+    if bias is not None:
+        layer = _with_bias(layer, autocast(bias))
     with no_autocast(hidden):
         lacking = _lacking(rule, layer)
         if choose_backend(NAME, layer.hidden, backend, lacking) == "triton":
@@ -164,6 +172,27 @@ def linear_select(
     selected = selected.reshape(*hidden.shape[:-1], table.shape[1])
     # the index that backward needs is not the user's, who may change his
     return (selected, index.reshape(hidden.shape[:-1]).clone()) if return_index else selected
+
+
+def _with_bias(layer: Layer, bias: Tensor) -> Layer:
+    """The bias as a last column of the head, for which every hidden vector has a 1."""
+    hidden, head, _ = layer
+    if not isinstance(bias, Tensor) or bias.dtype != head.dtype or bias.device != head.device:
+        came = f"{bias.dtype} on {bias.device}" if isinstance(bias, Tensor) else type(bias).__name__
+        raise TypeError(
+            f"{NAME}: expected bias to be a tensor of the dtype and device of head, {head.dtype} "
+            f"on {head.device}, got {came}"
+        )
+    check_dense(NAME, "bias", bias)
+    if bias.shape != head.shape[:1]:
+        raise ValueError(
+            f"{NAME}: expected a bias of shape ({head.shape[0]},), one number per category, got "
+            f"{tuple(bias.shape)}"
+        )
+    ones = hidden.new_ones(hidden.shape[0], 1)
+    return layer._replace(
+        hidden=torch.cat([hidden, ones], 1), head=torch.cat([head, bias.unsqueeze(1)], 1)
+    )
 
 
 def _lacking(rule: Rule, layer: Layer) -> str:
