@@ -99,7 +99,8 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
             same = reference is entry
             values.append(DASH if same else with_half(versus.difference, versus.half, digits, "+"))
         runs = f"{entry.ours.count} of {entry.planned}"
-        label, tuned = reading.look(entry.estimator).label, entry.tuned.values()
+        variant = {name: entry.setting[name] for name in reading.variants}
+        label, tuned = reading.label(entry.estimator, variant, TUNED), entry.tuned.values()
         rows.append((label, *values, runs, _failed(entry), *tuned))
     caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
     near = f"{100 * NEAR:g} %"
