@@ -79,6 +79,13 @@ def _build(column: str) -> Build:
     return build
 
 
+def tuned(column: str, estimator: Any, seed: int, **changes: Any) -> Vae:
+    """A run of a column with the settings of Table 8, but for some changes."""
+    (run,) = _build(column)(estimator, seed)
+    assert isinstance(run, Vae)
+    return dataclasses.replace(run, **changes)
+
+
 def _column(column: str) -> Recipe:
     categories, latents = column.split("x")
     return Recipe(
