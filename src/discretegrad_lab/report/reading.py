@@ -116,13 +116,13 @@ class Reading:
 
     def to_json(self, keys: Sequence[str]) -> str:
         """What ``of_results`` needs besides the results, which have these estimators."""
-        fields = {name: getattr(self, name) for name in (*_TEXTS, *_TUPLES, "curves")}
-        metrics = [
-            {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
-            for metric in self.metrics
-        ]
+        names = (*_TEXTS, *_TUPLES, "curves", "measures_note")
+        document = {name: getattr(self, name) for name in names}
+        for name in ("metrics", "measures"):
+            metrics = getattr(self, name)
+            document[name] = [{part: getattr(x, part) for part in _METRIC} for x in metrics]
         looks = {key: self.look(key)._asdict() for key in keys if key not in LINES}
-        document = {**fields, "metrics": metrics, "looks": looks}
+        document["looks"] = looks
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -166,11 +166,15 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
     """What ``Reading.to_json`` wrote, if every field is what it was."""
     if isinstance(document, dict):
         # which files of before do not have
-        document = {"against": [], "variants": [], **document}
+        before = {"against": [], "variants": [], "measures": [], "measures_note": ""}
+        document = {**before, **document}
     fields = _typed(document, _FIELDS)
     task = _task(configs)
     known = {metric.name: metric for metric in task.metrics} if task else {}
-    metrics = [Metric(**_typed(metric, _METRIC)) for metric in fields.pop("metrics")]
+    metrics, measures = (
+        tuple(Metric(**_typed(metric, _METRIC)) for metric in fields.pop(name))
+        for name in ("metrics", "measures")
+    )
     looks = {key: Look(**_typed(look, _LOOK)) for key, look in fields.pop("looks").items()}
     for text in _TUPLES:
         fields[text] = tuple(fields[text])
@@ -178,8 +182,7 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
         name=name,
         metrics=tuple(known.get(metric.name, metric) for metric in metrics),
         looks=looks,
-        **_of_task(task),
-        **fields,
+        **{**fields, "measures": measures, **_of_task(task)},
     )
 
 
@@ -224,6 +227,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TUPLES, _are_texts),
     "curves": _is_switch,
     "metrics": lambda value: isinstance(value, list),
+    "measures": lambda value: isinstance(value, list),
+    "measures_note": _is_text,
     "looks": lambda value: isinstance(value, dict),
 }
 """What ``reading.json`` has, and what each field may be."""
