@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..base import Measures, Metric
 from .config import Vae
@@ -41,21 +41,21 @@ class Bounds:
     """
 
     def __init__(self) -> None:
-        self._total = self._largest = torch.tensor(-math.inf, dtype=torch.float64)
+        self._log_total = torch.tensor(-math.inf, dtype=torch.float64)
         self._sum = torch.tensor(0.0, dtype=torch.float64)
         self._count = 0
 
     def add(self, log_weights: Tensor) -> None:
         """Of further samples, (members, samples, images)."""
-        log_weights = log_weights.double()
-        self._total = torch.logaddexp(self._total.to(log_weights.device), log_weights.logsumexp(1))
-        self._sum = self._sum.to(log_weights.device) + log_weights.sum(1)
+        log_weights, device = log_weights.double(), log_weights.device
+        self._log_total = torch.logaddexp(self._log_total.to(device), log_weights.logsumexp(1))
+        self._sum = self._sum.to(device) + log_weights.sum(1)
         self._count += log_weights.shape[1]
 
     @property
     def importance_weighted(self) -> Tensor:
         """(members, images), of log p(x) from below."""
-        return self._total - math.log(self._count)
+        return self._log_total - math.log(self._count)
 
     @property
     def elbo(self) -> Tensor:
@@ -77,11 +77,12 @@ def log_weights(
     samples, (latents, categories) = index.shape[1], logits.shape[-2:]
     log_q = logits.log_softmax(-1).unsqueeze(1).expand(-1, samples, -1, -1, -1)
     of_code = log_q.gather(-1, index.unsqueeze(-1)).sum((-2, -1))
-    codes = one_hot(index, categories).to(logits.dtype)
+    codes = torch.zeros(*index.shape, categories, dtype=logits.dtype, device=logits.device)
+    codes.scatter_(-1, index.unsqueeze(-1), 1.0)
     pixels = decode(codes.flatten(1, 2)).unflatten(1, (samples, -1))
-    # the cross entropy of pixels x with logits o: softplus(o) - x o
-    likelihood = torch.einsum("msip,mip->msi", pixels, x) - softplus(pixels).sum(-1)
-    return likelihood - latents * math.log(categories) - of_code
+    x = x.unsqueeze(1).expand_as(pixels)
+    cross_entropy = binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(-1)
+    return -cross_entropy - latents * math.log(categories) - of_code
 
 
 def measure(model: VaeModel) -> dict[str, Tensor]:
@@ -139,9 +140,9 @@ def memory(run: Vae) -> int:
     """An upper guess of the device memory that one more member takes."""
     code = run.latents * run.categories
     weights = 2 * (PIXELS * HIDDEN[0] + HIDDEN[0] * HIDDEN[1] + HIDDEN[1] * code)
-    # codes as whole numbers and as numbers of the decoder, what its layers make of them, and the
-    # pixels with what the cross entropy makes of them
-    row = (8 + 4) * code + 4 * (sum(HIDDEN) + 3 * PIXELS)
+    # the code and its logarithms, what the layers make of it, and the pixels with what the cross
+    # entropy makes of them
+    row = 4 * (2 * code + sum(HIDDEN) + 3 * PIXELS)
     # what the model itself keeps for training
     order = 2 * 8 * run.train_images
     return 4 * weights + _IMAGES * _DRAWN * row + order
