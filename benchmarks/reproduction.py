@@ -180,11 +180,15 @@ def measures_tables() -> str:
 
 
 def prior_samples() -> str:
-    """The picture, if it was drawn."""
-    name = f"{VAE}-prior-samples.png"
-    if not (PICTURES / name).exists():
+    """The pictures of all sizes that were drawn."""
+    drawn = [name for name in COLUMNS[::-1] if (PICTURES / f"{name}-prior-samples.png").exists()]
+    if not drawn:
         return f"Not drawn here yet; it takes `discretegrad plot {VAE}` where its runs are stored."
-    return f"![Digits that each estimator's model makes of random codes](assets/{name})"
+    return "\n\n".join(
+        f"![Digits that each estimator's model makes of random codes, {name[4:]}]"
+        f"(assets/{name}-prior-samples.png)"
+        for name in drawn
+    )
 
 
 def samples_block() -> str:
