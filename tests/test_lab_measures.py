@@ -324,7 +324,19 @@ def test_a_budget_leaves_models_for_later(place):
     result = call(*CHOSEN, "--budget", "0.000001s")
     assert result.exit_code == 3
     assert "the budget ended with 4 models left" in result.stderr
-    assert numbers() == {}
+    assert not Path("results").exists()
+
+
+def test_nothing_is_written_without_the_images(place, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("DISCRETEGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setattr(tasks, "_extra", {RECIPE.name: RECIPE})
+    result = call(*CHOSEN)
+    assert result.exit_code == 2
+    assert "discretegrad data fetch mnist" in result.stderr
+    assert not Path("results").exists()
 
 
 def test_a_stored_model_of_other_sizes_is_refused():

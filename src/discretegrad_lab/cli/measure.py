@@ -109,11 +109,15 @@ class _Work:
         from ..tasks.evidence import Measured
 
         reading, began = of_recipe(recipe), time.perf_counter()
+        damaged: list[str] = []
         with common.checking_input():
-            rows = gather(reading, chosen, self._store, self._results, self._damaged)
+            rows = gather(reading, chosen, self._store, self._results, damaged)
+        self._damaged += damaged
         done = {row.identity for row in rows.rows if row.measured is not None}
         finished = self._finished(chosen)
-        if not (finished or self._damaged):
+        if not finished and damaged:
+            return
+        if not finished:
             raise common.Refused(
                 f"expected finished runs of {recipe.name} in {self._store.root}, got none; train "
                 f"them with `discretegrad run {recipe.name}`, or say where they are with --runs"
@@ -131,7 +135,9 @@ class _Work:
             data=self._data,
             largest_stack=self._largest,
         )
-        place = write_results(reading, rows, self._results)
+        place = self._results / reading.name
+        if not todo:
+            write_results(reading, rows, self._results)
         while todo:
             if time.perf_counter() + longest > self.deadline:
                 self._left += len(todo)
@@ -145,10 +151,9 @@ class _Work:
             new = {run.identity: Measured(x, *about) for run, x in stack.values.items()}
             # another process may have measured others meanwhile
             rows = keep_measured(_with(rows, new), read(place))
-            place = write_results(reading, rows, self._results)
+            write_results(reading, rows, self._results)
             seconds = time.perf_counter() - began
-            self._say(f"{recipe.name}: {len(todo):,} left after {seconds:.0f} s")
-        self._say(f"Wrote {place}")
+            self._say(f"Wrote {place}, {len(todo):,} left after {seconds:.0f} s")
 
     def end(self) -> None:
         """Say what could not be done, in words and by the exit code."""

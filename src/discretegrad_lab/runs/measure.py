@@ -4,6 +4,7 @@ A task says by what, see ``tasks.base.Measures``. Nothing is written here: whoev
 numbers of one stack after the other, and keeps them.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from .plan import Fit, check_largest
 from .store import DamagedRun, Store
 
 Values = dict[Run, dict[str, float]]
-"""Metrics by name, of each run."""
+"""Metrics by name, of each run; those without a finite number are left out."""
 
 
 class MeasuredStack(NamedTuple):
@@ -107,6 +108,6 @@ def _measure_stack(
             measured = measures_of(runs[0]).measure(model)
         for name, numbers in measured.items():
             for run, number in zip(runs, numbers.tolist(), strict=True):
-                if run in values:
+                if run in values and math.isfinite(number):
                     values[run][name] = number
     return MeasuredStack(values, damaged)

@@ -166,9 +166,10 @@ MEASURES = Measures(
         "one at a time, which is the ELBO. For grey pixels the cross entropy is no likelihood, so "
         "the bound is none of log p(x) and compares models of this table only. Active units: "
         "latent variables whose probabilities vary over the test images, with variances that add "
-        f"up to more than {ACTIVE:g} over the categories. Informative units: those whose mutual information with "
-        f"the image is above {ACTIVE:g} nats; information: the sum of it over the variables. Code "
-        "entropy: of the aggregate posterior, the mean over the variables. Distinct codes: how "
-        "many different codes the test images have, each with its most probable categories."
+        f"up to more than {ACTIVE:g} over the categories. Informative units: those whose mutual "
+        f"information with the image is above {ACTIVE:g} nats; information: the sum of it over "
+        "the variables. Code entropy: of the aggregate posterior, the mean over the variables. "
+        "Distinct codes: how many different codes the test images have, each with its most "
+        "probable categories."
     ),
 )
