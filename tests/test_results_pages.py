@@ -267,3 +267,13 @@ def test_failed_runs_stand_beside_means():
     expected = f"(median {middle:.2f}, {len(failed)} of 10 failed)"
     assert cells["1/n baseline, order 2"][0].endswith(expected)
     assert cells["ReinMax"][0].endswith(" (124.66)")
+
+
+def test_stored_bounds_are_bounds():
+    """The mean of many samples is the test loss, which had one, and the bound is no larger."""
+    for name in reproduction.COLUMNS:
+        for row in reproduction.read(name).rows:
+            if row.measured is not None:
+                values = row.measured.values
+                assert values["test_bound"] <= values["test_mean_elbo"], row.identity
+                assert values["test_mean_elbo"] == pytest.approx(row.metrics["test"], abs=1)
