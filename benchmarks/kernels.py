@@ -663,6 +663,19 @@ def efficiency_tables(rows: Sequence[Row]) -> str:
     return joined(tables)
 
 
+def table_of_the_paper(rows: Sequence[Row]) -> str:
+    """The same in the layout of the paper: a column for each method."""
+    forms = {"published": "published", "plain": "plain forms, here", "ours": "this library"}
+    by_form = {(row["case"], row["mode"], row["provider"]): row for row in rows}
+    lines = [
+        [f"{case}, {words}", *(epoch(by_form[case, form, method.name]) for method in METHODS)]
+        for case in dict.fromkeys(row["case"] for row in rows)
+        for form, words in forms.items()
+    ]
+    headings = ["an epoch, peak memory", *(method.name for method in METHODS)]
+    return pages.markdown(headings, lines) if rows else pages.NOT_MEASURED
+
+
 def epoch(row: Row) -> str:
     if not pages.is_ok(row):
         return row["status"]

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import kernels
+import several
 from measure import ROOT
 from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 
@@ -19,14 +21,15 @@ import discretegrad
 from discretegrad_lab import tasks
 from discretegrad_lab.report import section as sections
 from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
-from discretegrad_lab.report.entries import Entry, entries
+from discretegrad_lab.report.entries import DASH, Entry, entries
 from discretegrad_lab.report.reading import Reading, of_recipe
 from discretegrad_lab.report.results import read as read_folder
-from discretegrad_lab.report.tables import from_optimum, with_half
+from discretegrad_lab.report.searches import best_rows
+from discretegrad_lab.report.tables import from_optimum, mean_cell, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.lines import line as find_line
-from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
+from discretegrad_lab.tasks.evidence import NEAR, Results, decimal, final
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.statistics import Summary, summarise
@@ -44,6 +47,7 @@ COLLAPSE = "vae-8x4-collapse"
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 LARGE = ("vae-32x64", "vae-64x32")
+SAMPLES, SMALL_SAMPLES = "vae-10x30-samples", "vae-8x4-samples"
 SEARCHES = tuple(name.replace("vae-", "vae-search-") for name in COLUMNS)
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
@@ -77,6 +81,12 @@ def blocks() -> dict[str, str]:
         "exact": if_stored(EXACT),
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
+        "measures": measures_tables(),
+        "prior samples": prior_samples(),
+        "samples": samples_block(),
+        "small samples": if_stored(SMALL_SAMPLES),
+        "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
+        "chosen": chosen_tables(),
         "searches": "\n\n".join(f"**{x[11:]}**\n\n{if_stored(x)}" for x in SEARCHES),
         "temperatures": temperatures_table(),
         "search claims": claims_table(section(read(SEARCH)).verdicts),
@@ -89,7 +99,7 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    named = (*LARGE, EXACT, GRADIENTS, BASELINES, *SEARCHES)
+    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, *SEARCHES)
     beyond = [name for name in named if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
@@ -114,7 +124,7 @@ def _identities(recipe: str) -> set[str]:
 
 def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
-    same = ("latents", "batch", "along")
+    same = ("latents", "batch", "along", "samples")
     stacks = {(*map(row.config.get, same), row.commit, row.seconds) for row in results.rows}
     return sum(seconds for *_, seconds in stacks)
 
@@ -134,7 +144,7 @@ def main_table(metric: str, number: int) -> str:
         for entry in entries(reading(read(name)), read(name)):
             if entry.metric.name == metric:
                 lines = labels.setdefault(entry.estimator, [])
-                lines.append(_beside(entry.ours, entry.cell.value if entry.cell else None))
+                lines.append(mean_cell(entry, f"{entry.cell.value:.2f}" if entry.cell else ""))
         for row in read(name).rows:
             seeds = by_seed.setdefault(row.config["estimator"], {})
             if metric in row.metrics:
@@ -147,6 +157,70 @@ def main_table(metric: str, number: int) -> str:
         labels[estimator].append(_beside(mean, cell.value if cell else None))
     heads = [f"Table {number}: {metric} \N{MINUS SIGN}ELBO", *(x[4:] for x in COLUMNS), "mean"]
     return markdown(heads, [[find_line(key).label, *cells] for key, cells in labels.items()])
+
+
+def measures_tables() -> str:
+    """What the finished models of the main table were measured by, a table for each metric."""
+    tables = []
+    for metric in reading(read(VAE)).measures:
+        labels: dict[str, list[str]] = {}
+        for place, name in enumerate(COLUMNS):
+            for row in read(name).rows:
+                # so that all lines are as long
+                labels.setdefault(row.config["estimator"], [DASH] * len(COLUMNS))
+            for key, cells in labels.items():
+                own = (row.measured for row in read(name).where(estimator=key) if row.measured)
+                values = [x.values[metric.name] for x in own if metric.name in x.values]
+                summary = summarise(values)
+                cells[place] = with_half(summary.mean, summary.half, metric.digits)
+        measured = {key: x for key, x in labels.items() if set(x) != {DASH}}
+        if measured:
+            lines = [[find_line(key).label, *cells] for key, cells in measured.items()]
+            tables.append(markdown([metric.label, *(x[4:] for x in COLUMNS)], lines))
+    return "\n\n".join(tables) or f"Not measured here yet; it takes `discretegrad measure {VAE}`."
+
+
+def prior_samples() -> str:
+    """The pictures of all sizes that were drawn."""
+    drawn = [name for name in COLUMNS[::-1] if (PICTURES / f"{name}-prior-samples.png").exists()]
+    if not drawn:
+        return f"Not drawn here yet; it takes `discretegrad plot {VAE}` where its runs are stored."
+    return "\n\n".join(
+        f"![Digits that each estimator's model makes of random codes, {name[4:]}]"
+        f"(assets/{name}-prior-samples.png)"
+        for name in drawn
+    )
+
+
+def samples_block() -> str:
+    """More samples of each image, at equal steps and in equal time."""
+    results = read(SAMPLES)
+    if not results.counts()["finished"]:
+        return if_stored(SAMPLES)
+    picture = f"![The loss against the GPU time of a run](assets/{SAMPLES}.png)"
+    return "\n\n".join([several.equal_table(reading(results), results), picture])
+
+
+def chosen_tables() -> str:
+    """What the settings have that are best on test, beside Tables 10 and 11 of the paper."""
+    searched = {x: read(x) for x in SEARCHES if read(x).counts()["finished"]}
+    tables = []
+    for number, metric in ((10, "test"), (11, "train")) if searched else ():
+        lines = []
+        for key in PAPER:
+            cells = []
+            for name in SEARCHES:
+                search, recipe = read(name), tasks.recipe(name)
+                assert recipe.halving is not None
+                chosen_by = recipe.task.metric("test")
+                best = best_rows(recipe.halving, search, key, chosen_by)
+                cell = published_cells()[number, key, name.rpartition("-")[2]]
+                ours = final(best, metric)
+                cells.append(_beside(replace(ours, deviation=math.nan), cell.value))
+            lines.append([find_line(key).label, *cells])
+        head = f"Table {number}: {metric} \N{MINUS SIGN}ELBO, chosen by test"
+        tables.append(markdown([head, *(x.rpartition("-")[2] for x in SEARCHES)], lines))
+    return "\n\n".join(tables) or "Not trained here yet; it takes the searches above."
 
 
 def collapse_table() -> str:
@@ -292,6 +366,9 @@ def pictures() -> dict[Path, list[Figure]]:
             for figure in section(read(GRADIENTS)).figures
             if figure.y_label in labels
         ]
+    if read(SAMPLES).counts()["finished"]:
+        how, results = reading(read(SAMPLES)), read(SAMPLES)
+        shown[SAMPLES] = several.over_time(how, results, section(results).figures)
     return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
 
 

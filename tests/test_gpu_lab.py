@@ -11,9 +11,10 @@ from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.polynomial.config import Polynomial
-from discretegrad_lab.tasks.vae import gradients
+from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.enumerated import ENCODER
+from discretegrad_lab.tasks.vae.sample_recipes import RLOO
 from lab_cases import make_stack, use_small_images
 
 pytestmark = [
@@ -211,6 +212,48 @@ def gradients_of_a_step(runs):
     model.begin_epoch(1)
     model.losses()["train"].sum().backward()
     return {name: parameter.grad for name, parameter in model.parameters.items()}
+
+
+@pytest.mark.parametrize("lines", [SAMPLERS, [RLOO]], ids=["samplers", "rloo"])
+def test_several_samples_in_graphs_and_compiled(lines, images, monkeypatch):
+    runs = [vae(line, seed=seed, samples=4) for line in lines for seed in (0, 1)]
+    captured, _ = trained(runs)
+    eager, _ = trained(runs, graph=False)
+    assert captured._graphs
+    for run in runs:
+        assert_same(captured, eager, run)
+    assert_near(captured, trained(runs[:1])[0], runs[0])
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
+    fused, _ = trained(runs)
+    for run in runs:
+        assert_near(captured, fused, run)
+
+
+def test_finished_models_are_measured(images, monkeypatch):
+    """The bound comes to the evidence that all 64 codes give, and does not depend on others."""
+    monkeypatch.setattr(measures, "SAMPLES", 4000)
+    runs = [vae(name, seed=seed) for name in ("st", "reinmax") for seed in (0, 1)]
+    stack, _ = trained(runs)
+    model = stack.model
+    with torch.no_grad():
+        found = measures.measure(model)
+        ((x, logits),) = model.test_batches(100)
+        codes = torch.cartesian_prod(*[torch.arange(4, device="cuda")] * 3)
+        index = codes[None, :, None].expand(len(runs), -1, 100, -1)
+        weights = measures.log_weights(model.decode, x, logits, index).double()
+    log_q = logits.double().log_softmax(-1).unsqueeze(1).expand(-1, 64, -1, -1, -1)
+    of_codes = log_q.gather(-1, index.unsqueeze(-1)).sum((-2, -1))
+    evidence = -(weights + of_codes).logsumexp(1).mean(1)
+    torch.testing.assert_close(found["test_bound"], evidence, rtol=0, atol=0.02)
+    assert (found["test_bound"] <= found["test_mean_elbo"]).all()
+    alone = make_stack(runs[2:3], "cuda").model
+    member = stack.runs.index(runs[2])
+    state = {f"parameters/{name}": p[member] for name, p in model.parameters.items()}
+    alone.load_parameters(0, state)
+    with torch.no_grad():
+        same = measures.measure(alone)
+    for name, values in same.items():
+        torch.testing.assert_close(values[0], found[name][member], rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_are_compared_between_epochs_of_graphs(images, monkeypatch):

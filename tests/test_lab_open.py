@@ -279,9 +279,15 @@ def test_the_page_works_as_it_stands(place, capsys):
     assert len(execute(classes.runs(), store).finished) == 9
     rows = [store.metrics(one)[-1] for one in classes.runs()]
     assert min(row["accuracy"] for row in rows) > 1 / 2
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         program, *arguments = shlex.split(command)
         done = CliRunner().invoke(app, arguments)
         assert (program, done.exit_code) == ("discretegrad", 0), done.output
     assert len(list(store.runs())) == 18 + 54 + 9 + 18
+    assert len(Path("results/classes/measures.csv").read_text().splitlines()) == 1 + 9
+    assert "| norm of the weights | models |" in Path("results/classes/report.md").read_text()
+    # also where the task is not known
+    del tasks._extra["classes"], base.TASKS["classes"]
+    checked = CliRunner().invoke(app, ["report", "--check"])
+    assert checked.exit_code == 0, checked.output

@@ -65,14 +65,14 @@ def pictures(recipe, store, damaged):
 
 
 def test_one_finished_model_of_each_estimator_that_can_be_read(store):
-    ((picture, models),) = pictures(RECIPE, store, [])
-    assert picture.name == "reconstructions"
+    (picture, models), (prior, _) = pictures(RECIPE, store, [])
+    assert (picture.name, prior.name) == ("reconstructions", "prior-samples")
     assert [(run.estimator, run.seed) for run in models] == [("st", 0), ("reinmax", 0)]
     broken = next(run for run in RECIPE.runs() if (run.estimator, run.seed) == ("st", 0))
     (checkpoint,) = store.directory(broken).glob("checkpoint-*")
     checkpoint.write_bytes(b"")
     damaged = []
-    ((_, models),) = pictures(RECIPE, store, damaged)
+    (_, models), _ = pictures(RECIPE, store, damaged)
     assert [(run.estimator, run.seed) for run in models] == [("st", 1), ("reinmax", 0)]
     assert len(damaged) == 1
     assert checkpoint.name in damaged[0]
@@ -96,11 +96,13 @@ def test_the_command_draws_nothing_without_the_images(store, tmp_path, monkeypat
     assert list(folder.glob("*.png")) == []
     monkeypatch.setattr(model, "load_mnist", lambda directory: IMAGES)
     assert command.invoke(app, ["plot", RECIPE.name]).exit_code == 0
-    assert {path.name for path in folder.glob("*.png")} == {"curves.png", "reconstructions.png"}
+    assert {path.stem for path in folder.glob("*.png")} == {
+        "curves", "reconstructions", "prior-samples",
+    }  # fmt: skip
 
 
 def test_the_picture_shows_what_the_trained_models_make_of_the_images(store):
-    ((picture, models),) = pictures(RECIPE, store, [])
+    (picture, models), (prior, _) = pictures(RECIPE, store, [])
     drawn = dict(picture.draw(models, lambda run: store.load(run).state, None))
     assert list(drawn) == ["original", "ST", "ReinMax"]
     assert torch.equal(drawn["original"].flatten(1), IMAGES.test[:12].float() / 255)
@@ -113,6 +115,9 @@ def test_the_picture_shows_what_the_trained_models_make_of_the_images(store):
         for name, parameter in fresh.groups["model"].parameters.items():
             parameter[0] = state[f"parameters/{name}"]
     assert torch.equal(drawn["ST"].flatten(1), fresh.reconstructions(0, IMAGES.test[:12])[1])
+    samples = dict(prior.draw(models, lambda run: store.load(run).state, None))
+    assert list(samples) == ["ST", "ReinMax"]
+    assert torch.equal(samples["ST"].flatten(1), fresh.prior_samples(12)[0])
 
 
 def test_a_search_is_drawn_as_a_map(tmp_path, monkeypatch):

@@ -37,15 +37,16 @@ def test_runs_are_complete_different_and_have_their_place_in_a_report(name):
     # temperatures are never searched on the seeds of a reported number
     if name != "polynomial-temperatures" and recipe.halving is None:
         assert not {run.seed for run in runs} & set(recipes.SEARCH_SEEDS)
-    named = {"estimator", "seed", *recipe.panels, *recipe.rows}
+    named = {"estimator", "seed", *recipe.panels, *recipe.rows, *recipe.variants}
     # what else differs between runs follows from those, such as the temperature
     settings = {}
     for run in runs:
         document = run.document()
-        key = tuple(document[field] for field in sorted(named))
+        # a later field is left out at its default
+        key = tuple(document.get(field) for field in sorted(named))
         assert settings.setdefault(key, run) == run
-    for field in (*recipe.panels, *recipe.rows):
-        assert len({run.document()[field] for run in runs}) > 1
+    for field in (*recipe.panels, *recipe.rows, *recipe.variants):
+        assert len({run.document().get(field) for run in runs}) > 1
 
 
 def test_a_part_of_a_recipe_has_the_same_runs():

@@ -144,7 +144,7 @@ def test_crafted_rows(folder, column, text):
     [
         {"title": 7}, {"panels": "power"}, {"rows": [1]}, {"curves": "yes"}, {"metrics": {}},
         {"metrics": [{"name": "loss", "label": "loss", "digits": "many", "direction": "up"}]},
-        {"metrics": [7]}, {"looks": {"a": 7}}, {"more": 1},
+        {"metrics": [7]}, {"measures": [7]}, {"measures_note": 7}, {"looks": {"a": 7}}, {"more": 1},
         {"looks": {"a": {"label": "a", "colour": '"><b>', "dash": "", "has_tau": True}}},
     ],
 )  # fmt: skip

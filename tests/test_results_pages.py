@@ -3,12 +3,14 @@
 import re
 import shutil
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 
-from benchmark_cases import measure, pages, reproduction, table
+from benchmark_cases import kernels, measure, pages, reproduction, several, table
 from discretegrad_lab import LINES, recipe
+from discretegrad_lab.report.results import configuration
+from discretegrad_lab.tasks.evidence import Measured, Results, Row
 from discretegrad_lab.tasks.polynomial import choose_temperatures, temperature
 from discretegrad_lab.tasks.polynomial.recipes import TABLE
 
@@ -164,3 +166,114 @@ def test_curves_from_an_epoch_on(column):
         for curve in reproduction.from_epoch(10, figure).curves:
             assert curve.x[0] == 10
             assert len(curve.x) == len(curve.y) == len(curve.low) == len(curve.high)
+
+
+def put_in_place_of(monkeypatch, *others):
+    """Have the page read these results where it asks for theirs."""
+    stored, ours = reproduction.read, {results.recipe: results for results in others}
+    monkeypatch.setattr(reproduction, "read", lambda name: ours.get(name) or stored(name))
+
+
+def row_of(run, state="finished", seconds=1.0, **metrics):
+    return Row(
+        run.identity, configuration(run), state, run.epochs, metrics, None, seconds, "0a1b2c"
+    )
+
+
+def test_equal_steps_and_equal_time(monkeypatch):
+    """A stack of 15 with 4 samples takes twice as long as one with 1, and RLOO's one of 5 less."""
+    rows, curves = [], {}
+    stacks = {("reinmax", 1): 30.0, ("reinmax", 4): 60.0, ("leave-one-out", 4): 40.0}
+    for run in recipe(reproduction.SAMPLES).runs():
+        seconds = stacks.get((run.estimator, run.samples))
+        state = "finished" if seconds else "missing"
+        metrics = {"train": 100.0 - run.samples, "test": 110.0} if seconds else {}
+        rows.append(row_of(run, state, seconds or 0.0, **metrics))
+        if seconds:
+            curves[run.identity, "train"] = {10: 220.0, 160: 100.0 - run.samples}
+            curves[run.identity, "test"] = {10: 140.0, 80: 112.0, 160: 110.0}
+    results = Results(reproduction.SAMPLES, tuple(rows), curves)
+    put_in_place_of(monkeypatch, results)
+    block = reproduction.samples_block()
+    cells = lines_of(block)
+    assert cells["ReinMax, τ = 1.1"][2:4] == ["2.0 s", "160 of 160"]
+    assert cells["ReinMax, 4 samples, τ = 1"] == [
+        *("96.00 ± 0.00", "110.00 ± 0.00", "4.0 s", "80 of 160"),
+        # halfway in time: 70 of the 150 epochs from the tenth on
+        *(f"{220 - 124 * 70 / 150:.2f} ± 0.00", "112.00 ± 0.00", "5"),
+    ]
+    assert cells["RLOO, 4 samples"][2:4] == ["8.0 s", "40 of 160"]
+    assert len(cells) == 2 + 7
+    assert f"assets/{reproduction.SAMPLES}.png" in block
+    whole, how = reproduction.section(results), reproduction.reading(results)
+    figure, _ = several.over_time(how, results, whole.figures)
+    ends = {curve.name: (curve.x[0], curve.x[-1]) for curve in figure.curves}
+    assert ends["ReinMax, 4 samples, τ = 1"] == pytest.approx((0.25, 4.0))
+    assert several.value_at({10: 1.0}, 9) is None
+    assert several.value_at({10: 1.0, 20: 3.0}, 25) == 3.0
+    assert several.value_at({}, 1) is None
+
+
+def test_measures_of_the_main_table(column, monkeypatch):
+    assert "it takes `discretegrad measure vae-10x30`" in reproduction.measures_tables()
+    rows = [
+        replace(row, measured=Measured({"test_bound": 90.0 + row.config["seed"]}))
+        if row.config["estimator"] == "st"
+        else row
+        for row in column.rows
+    ]
+    put_in_place_of(monkeypatch, replace(column, rows=tuple(rows)))
+    cells = lines_of(reproduction.measures_tables())
+    assert cells["ST"] == [reproduction.DASH] * 5 + ["94.50 ± 2.17"]
+    assert cells.keys() == {"test bound, 1,000 samples", "---", "ST"}
+    assert "**Finished models**" in reproduction.tables_and_claims(reproduction.VAE)
+
+
+def test_what_is_chosen_by_test(monkeypatch):
+    """Of the candidates that trained to the end the best on test, with its train loss."""
+    assert reproduction.chosen_tables().startswith("Not trained here yet")
+    name, rows = "vae-search-8x4", []
+    for run in recipe(name).runs():
+        state = "finished" if run.optimiser == "adam" and run.tau > 0.9 else "dropped"
+        ends = {"train": 130 - run.tau, "test": 131 + run.tau + 1e3 * run.learning_rate}
+        rows.append(row_of(run, state, **(ends if state == "finished" else {})))
+    put_in_place_of(monkeypatch, Results(name, tuple(rows)))
+    test, train = reproduction.chosen_tables().split("\n\n")
+    # at a temperature of 1 and a rate of 0.0003; and the paper's Tables 10 and 11
+    cells = [reproduction.published_cells()[n, "reinmax", "8x4"].value for n in (10, 11)]
+    assert lines_of(test)["ReinMax"][0] == f"132.30 ({cells[0]:.2f})"
+    assert lines_of(train)["ReinMax"][0] == f"129.00 ({cells[1]:.2f})"
+
+
+def test_the_table_of_efficiency_is_that_of_the_benchmark():
+    rows = kernels.PAGE.read().of(section="efficiency")
+    cells = lines_of(kernels.table_of_the_paper(rows))
+    assert "| QP, this library |" in reproduction.PAGE.path.read_text(encoding="utf-8")
+    assert cells["QP, published"] == [
+        kernels.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
+    ]
+    ours = [row for row in rows if row["mode"] == "ours" and row["provider"] == "GR-MCK 1000"]
+    assert [cells[f"{row['case']}, this library"][-1] for row in ours] == [
+        kernels.epoch(row) for row in ours
+    ]
+
+
+def test_failed_runs_stand_beside_means():
+    cells = lines_of(reproduction.main_table("train", 2))
+    small = reproduction.read("vae-8x4")
+    failed = small.failed(reproduction.reading(small).metrics[0])
+    assert {row.config["estimator"] for row in failed} == {"mean-2"}
+    middle = median(row.metrics["train"] for row in small.where(estimator="mean-2"))
+    expected = f"(median {middle:.2f}, {len(failed)} of 10 failed)"
+    assert cells["1/n baseline, order 2"][0].endswith(expected)
+    assert cells["ReinMax"][0].endswith(" (124.66)")
+
+
+def test_stored_bounds_are_bounds():
+    """The mean of many samples is the test loss, which had one, and the bound is no larger."""
+    for name in reproduction.COLUMNS:
+        for row in reproduction.read(name).rows:
+            if row.measured is not None:
+                values = row.measured.values
+                assert values["test_bound"] <= values["test_mean_elbo"], row.identity
+                assert values["test_mean_elbo"] == pytest.approx(row.metrics["test"], abs=1)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .report.folder import write_report
     from .runs.execute import execute, stack_of_task
     from .runs.listener import Listener, Outcome
+    from .runs.measure import measure
     from .runs.options import StackOptions
     from .runs.plan import estimate
     from .runs.search import search
@@ -27,21 +28,22 @@ if TYPE_CHECKING:
     from .stack.schedules import Schedule
     from .stack.trainer import Stack
     from .tasks import load_recipes, recipe, recipes, task
-    from .tasks.base import Metric, Recipe, Task
+    from .tasks.base import Measures, Metric, Recipe, Task
     from .tasks.halving import Halving, Rung
 
 __all__ = [
-    "LINES", "Group", "Halving", "Line", "Linear", "Listener", "Metric", "Model", "Noise",
-    "Outcome", "Recipe", "Run", "Rung", "Sampler", "Saved", "Schedule", "Stack", "StackOptions",
-    "Status", "Store", "Task",
-    "estimate", "execute", "generators", "load_recipes", "mlp", "recipe", "recipes", "search",
-    "stack_of_task", "task", "write_report",
+    "LINES", "Group", "Halving", "Line", "Linear", "Listener", "Measures", "Metric", "Model",
+    "Noise", "Outcome", "Recipe", "Run", "Rung", "Sampler", "Saved", "Schedule", "Stack",
+    "StackOptions", "Status", "Store", "Task",
+    "estimate", "execute", "generators", "load_recipes", "measure", "mlp", "recipe", "recipes",
+    "search", "stack_of_task", "task", "write_report",
 ]  # fmt: skip
 
 _MODULES = {
     ".report.folder": ("write_report",),
     ".runs.execute": ("execute", "stack_of_task"),
     ".runs.listener": ("Listener", "Outcome"),
+    ".runs.measure": ("measure",),
     ".runs.options": ("StackOptions",),
     ".runs.plan": ("estimate",),
     ".runs.search": ("search",),
@@ -55,7 +57,7 @@ _MODULES = {
     ".stack.schedules": ("Schedule",),
     ".stack.trainer": ("Stack",),
     ".tasks": ("load_recipes", "recipe", "recipes", "task"),
-    ".tasks.base": ("Metric", "Recipe", "Task"),
+    ".tasks.base": ("Measures", "Metric", "Recipe", "Task"),
     ".tasks.halving": ("Halving", "Rung"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -64,11 +64,17 @@ class Entry:
 
 def entries(reading: Reading, results: Results) -> list[Entry]:
     """All cells of the tables of a reading."""
+    keys = results.estimators()
+    settings = results.settings((*reading.panels, *reading.rows, *reading.variants))
+    pairs = [(setting, key) for setting in settings for key in keys]
+    if reading.variants:
+        # those of an estimator side by side, and none that nobody trains
+        pairs = [(x, key) for x, key in pairs if results.where(estimator=key, **x)]
+        pairs.sort(key=lambda pair: keys.index(pair[1]))
     return [
         _entry(reading, results.part(**setting), metric, setting, estimator)
         for metric in reading.metrics
-        for setting in results.settings((*reading.panels, *reading.rows))
-        for estimator in results.estimators()
+        for setting, estimator in pairs
     ]
 
 
@@ -130,7 +136,10 @@ def entries_csv(cells: list[Entry]) -> str:
         lines.append(
             {
                 "metric": entry.metric.name,
-                **{name: str(value) for name, value in entry.setting.items()},
+                **{
+                    name: "" if value is None else str(value)
+                    for name, value in entry.setting.items()
+                },
                 "estimator": entry.estimator,
                 **{
                     name: "" if text == DASH else text

@@ -14,6 +14,8 @@ from .reading import Look, Reading
 
 _SEARCHED = {"tau": "τ", "learning_rate": "learning rate"}
 """Fields that a figure can be drawn over, with the labels of their axes."""
+# of further variants of an estimator
+_COLOURS = ("#882255", "#44AA99", "#999933", "#332288", "#AA4499", "#117733", "#CC6677", "#6699CC")
 
 
 def figures(reading: Reading, results: Results) -> Iterator[Figure]:
@@ -42,13 +44,22 @@ class _Axis(NamedTuple):
 def _figure(
     reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], axis: _Axis
 ) -> Figure:
-    curves, searched = [], axis.searched
+    curves: list[Curve] = []
+    searched = axis.searched
     known = list(dict.fromkeys([*LINES, *axis.keys]))
     for key in axis.keys:
-        part = results.part(estimator=key)
-        points = _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
-        if points:
-            curves.append(_curve(reading.look(key), known.index(key), points))
+        own = results.part(estimator=key)
+        for number, variant in enumerate(own.settings(reading.variants)):
+            part, look, mark = own.part(**variant), reading.look(key), known.index(key)
+            if number:
+                look = look._replace(colour=_COLOURS[len(curves) % len(_COLOURS)])
+                mark = len(known) + len(curves)
+            points = (
+                _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
+            )
+            if points:
+                named = look._replace(label=reading.label(key, variant))
+                curves.append(_curve(named, mark, points))
     text = reading.describe(setting)
     if text and len(reading.metrics) > 1:
         text = f"{metric.label}, {text}"

@@ -7,7 +7,7 @@ belong to none, ``reading.json`` beside the results does.
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -31,7 +31,7 @@ READING = "reading.json"
 TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
 """Fields of a run that every table shows, with their headings."""
 _TEXTS = ("title", "reproduces", "note")
-_TUPLES = ("panels", "rows", "against")
+_TUPLES = ("panels", "rows", "variants", "against")
 
 
 class Look(NamedTuple):
@@ -54,6 +54,8 @@ class Reading:
     """Fields of a run: there is a table for each combination of their values."""
     rows: tuple[str, ...] = ()
     """Fields whose values are the rows of a table, with a column for each estimator."""
+    variants: tuple[str, ...] = ()
+    """Fields whose values make several rows, and several lines of a figure, of one estimator."""
     reproduces: str = ""
     note: str = ""
     """A sentence for the captions of tables."""
@@ -63,6 +65,10 @@ class Reading:
     """Whether curves are written among the results."""
     claims: tuple[Claim, ...] = ()
     published: Mapping[str, Table] = field(default_factory=dict)
+    measures: tuple[Metric, ...] = ()
+    """What finished models may have been measured by."""
+    measures_note: str = ""
+    """What those numbers mean."""
     words: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     """How fields of the configuration read."""
     halving: Halving | None = None
@@ -85,6 +91,17 @@ class Reading:
         """A few fields of a configuration in words."""
         return describe(setting, self.words)
 
+    def label(self, key: str, setting: Mapping[str, Any], shown: Collection[str] = ()) -> str:
+        """An estimator with what tells it from others of its name, but for fields that are shown
+        beside it."""
+        look = self.look(key)
+        telling = {
+            name: value
+            for name, value in setting.items()
+            if name not in shown and (name != "tau" or look.has_tau)
+        }
+        return ", ".join(filter(None, (look.label, self.describe(telling))))
+
     def look(self, key: str) -> Look:
         """How an estimator is shown."""
         if key in self.looks:
@@ -99,13 +116,13 @@ class Reading:
 
     def to_json(self, keys: Sequence[str]) -> str:
         """What ``of_results`` needs besides the results, which have these estimators."""
-        fields = {name: getattr(self, name) for name in (*_TEXTS, *_TUPLES, "curves")}
-        metrics = [
-            {name: getattr(metric, name) for name in ("name", "label", "digits", "direction")}
-            for metric in self.metrics
-        ]
+        names = (*_TEXTS, *_TUPLES, "curves", "measures_note")
+        document = {name: getattr(self, name) for name in names}
+        for name in ("metrics", "measures"):
+            metrics = getattr(self, name)
+            document[name] = [{part: getattr(x, part) for part in _METRIC} for x in metrics]
         looks = {key: self.look(key)._asdict() for key in keys if key not in LINES}
-        document = {**fields, "metrics": metrics, "looks": looks}
+        document["looks"] = looks
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -118,7 +135,7 @@ def of_recipe(recipe: Recipe) -> Reading:
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),
         claims=tuple(task.claims[name] for name in recipe.claims),
-        words=task.words,
+        **_of_task(task),
         halving=recipe.halving,
         goals=partial(goals_of, recipe),
         runs=recipe.runs,
@@ -149,21 +166,34 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
     """What ``Reading.to_json`` wrote, if every field is what it was."""
     if isinstance(document, dict):
         # which files of before do not have
-        document = {"against": [], **document}
+        before = {"against": [], "variants": [], "measures": [], "measures_note": ""}
+        document = {**before, **document}
     fields = _typed(document, _FIELDS)
     task = _task(configs)
     known = {metric.name: metric for metric in task.metrics} if task else {}
-    metrics = [Metric(**_typed(metric, _METRIC)) for metric in fields.pop("metrics")]
+    metrics, measures = (
+        tuple(Metric(**_typed(metric, _METRIC)) for metric in fields.pop(name))
+        for name in ("metrics", "measures")
+    )
     looks = {key: Look(**_typed(look, _LOOK)) for key, look in fields.pop("looks").items()}
     for text in _TUPLES:
         fields[text] = tuple(fields[text])
     return Reading(
         name=name,
         metrics=tuple(known.get(metric.name, metric) for metric in metrics),
-        words=task.words if task else {},
         looks=looks,
-        **fields,
+        **{**fields, "measures": measures, **_of_task(task)},
     )
+
+
+def _of_task(task: Task | None) -> dict[str, Any]:
+    """What a reading has from the task, as far as that is known."""
+    if task is None:
+        return {}
+    own: dict[str, Any] = {"words": task.words}
+    if task.measures is not None:
+        own |= {"measures": task.measures.metrics, "measures_note": task.measures.note}
+    return own
 
 
 def _typed(document: Any, kinds: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
@@ -197,6 +227,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TUPLES, _are_texts),
     "curves": _is_switch,
     "metrics": lambda value: isinstance(value, list),
+    "measures": lambda value: isinstance(value, list),
+    "measures_note": _is_text,
     "looks": lambda value: isinstance(value, dict),
 }
 """What ``reading.json`` has, and what each field may be."""
@@ -235,7 +267,7 @@ def of_configs(
         f"Stored runs of {configs[0]['task']}" if configs else f"Stored runs ({name})",
         known,
         rows=_varying(configs),
-        words=task.words if task else {},
+        **_of_task(task),
     )
 
 

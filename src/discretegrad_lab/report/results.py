@@ -1,8 +1,9 @@
 """Stored runs as small text files that can be committed, and back.
 
 ``runs.csv`` has a line for each run of a recipe, whatever became of it. ``curves.csv`` has a line
-for each run and metric, with a column for each epoch that is written. ``checksums.json`` says what
-is in them, see ``sources``.
+for each run and metric, with a column for each epoch that is written. ``measures.csv``, if models
+were measured after their training, has a line for each of those. ``checksums.json`` says what is in
+them, see ``sources``.
 """
 
 import csv
@@ -17,11 +18,11 @@ from typing import Any
 from ..runs.files import is_name, is_whole, parse
 from ..runs.store import IDENTITY, DamagedRun, Store
 from ..stack.config import Run
-from ..tasks.evidence import DROPPED, STATES, Results, Row
+from ..tasks.evidence import DROPPED, STATES, Measured, Results, Row
 from ..tasks.halving import Goal
-from .sources import CHECKSUMS, has_sources, read_sources, write_sources
+from .sources import CHECKSUMS, has_file, has_sources, read_sources, write_sources
 
-RUNS, CURVES = "runs.csv", "curves.csv"
+RUNS, CURVES, MEASURES = "runs.csv", "curves.csv", "measures.csv"
 _WORTH = {"finished": 2, "diverged": 2, DROPPED: 1}
 """Of two rows of a run the one that is worth more stays; all other states are worth nothing."""
 # numbers in all of a file of curves, about 8 bytes each
@@ -78,6 +79,7 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
     These are runs that the store has not, or not to their end, also if they were not collected:
     who asks for a few of them must not lose the others. ``all_runs`` give the order.
     """
+    stored = keep_measured(stored, before)
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
     for row in before.rows:
         worth = _WORTH.get(row.state, 0)
@@ -93,6 +95,26 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
     order = {run.identity: number for number, run in enumerate(all_runs)}
     ordered = sorted(rows.values(), key=lambda row: order.get(row.identity, len(order)))
     return replace(stored, rows=tuple(ordered), curves=curves)
+
+
+def keep_measured(results: Results, before: Results) -> Results:
+    """Results with what was measured before of the same models.
+
+    A run that was trained again has another model, which its final metrics tell.
+    """
+    measured = {row.identity: row for row in before.rows if row.measured is not None}
+    rows = []
+    for row in results.rows:
+        other = measured.get(row.identity)
+        if row.measured is None and other is not None and _ends(row) == _ends(other):
+            row = replace(row, measured=other.measured)
+        rows.append(row)
+    return replace(results, rows=tuple(rows))
+
+
+def _ends(row: Row) -> dict[str, str]:
+    """The final metrics, as files have them."""
+    return {_FINAL + name: significant(value) for name, value in row.metrics.items()}
 
 
 def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
@@ -118,8 +140,7 @@ def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapp
         {name: x for name, x in end.items() if name != "epoch" and math.isfinite(x)},
         status.diverged_step,
         status.seconds,
-        _commit(environment),
-        *(str(environment.get(name) or "unknown") for name in ("source", "device", "torch")),
+        *provenance(environment),
         first=_first(metrics) if end else {},
     )
     return row, metrics
@@ -144,16 +165,24 @@ def configuration(run: Run) -> dict[str, Any]:
     }
 
 
+def provenance(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """What rows say of the code and the machine: commit, source, device and torch."""
+    others = (str(environment.get(name) or "unknown") for name in _PROVENANCE[1:])
+    return _commit(environment), *others
+
+
 def _commit(environment: Mapping[str, Any]) -> str:
     commit = str(environment.get("commit") or "unknown")[:12]
     return commit + " and changes" * bool(environment.get("changed_since_commit"))
 
 
 def write(results: Results, folder: Path, more: Mapping[str, str] | None = None) -> None:
-    """Write ``runs.csv``, ``curves.csv`` and more files of these names, all of them or none."""
-    write_sources(
-        folder, {RUNS: _runs_text(results), CURVES: _curves_text(results), **(more or {})}
-    )
+    """Write ``runs.csv``, ``curves.csv``, ``measures.csv`` if there is anything for it, and more
+    files of these names, all of them or none."""
+    contents = {RUNS: _runs_text(results), CURVES: _curves_text(results)}
+    if any(row.measured is not None for row in results.rows) or has_file(folder, MEASURES):
+        contents[MEASURES] = _measures_text(results)
+    write_sources(folder, contents | dict(more or {}))
 
 
 def read(folder: Path) -> Results:
@@ -165,8 +194,9 @@ def read(folder: Path) -> Results:
     if not has_sources(folder, RUNS):
         return Results(folder.name)
     try:
-        files = read_sources(folder, (RUNS, CURVES))
-        return Results(folder.name, _rows(files), _curves(files))
+        files = read_sources(folder, (RUNS, CURVES, MEASURES))
+        results = Results(folder.name, _rows(files), _curves(files))
+        return keep_measured(results, Results(folder.name, _measured(files)))
     except (ValueError, KeyError, csv.Error, RecursionError) as error:
         raise ValueError(
             f"expected {RUNS} and {CURVES} in {folder} as they were written, got: {error}; put "
@@ -189,6 +219,42 @@ def _curves(files: Mapping[str, bytes]) -> dict[tuple[str, str], dict[int, float
         key = line.pop("identity"), line.pop("metric")
         curves[key] = {_whole(epoch, 1): _finite(text) for epoch, text in line.items() if text}
     return curves
+
+
+def _measured(files: Mapping[str, bytes]) -> tuple[Row, ...]:
+    """Rows with nothing but final metrics and what was measured of those models."""
+    rows: dict[str, Row] = {}
+    needed = ("identity", *_PROVENANCE)
+    for line in _lines(MEASURES, files, needed) if MEASURES in files else ():
+        identity, *about = (line.pop(name) for name in needed)
+        numbers = {name: _finite(text) for name, text in line.items() if text}
+        ends = {x.removeprefix(_FINAL): y for x, y in numbers.items() if x.startswith(_FINAL)}
+        values = {name: y for name, y in numbers.items() if not name.startswith(_FINAL)}
+        if identity in rows or not IDENTITY.fullmatch(identity):
+            raise ValueError(f"{identity!r} in {MEASURES}, which is no run, or occurs twice")
+        rows[identity] = Row(
+            identity, {}, "finished", metrics=ends, measured=Measured(values, *about)
+        )
+    return tuple(rows.values())
+
+
+def _measures_text(results: Results) -> str:
+    """With the final metrics of each run, which say of which training its model is."""
+    pairs = [(row, row.measured) for row in results.rows if row.measured is not None]
+    ends = dict.fromkeys(_FINAL + name for row, _ in pairs for name in row.metrics)
+    names = dict.fromkeys(name for _, measured in pairs for name in measured.values)
+    lines: list[Sequence[str]] = [("identity", *ends, *names, *_PROVENANCE)]
+    for row, measured in pairs:
+        own = _ends(row)
+        lines.append(
+            (
+                row.identity,
+                *(own.get(name, "") for name in ends),
+                *(significant(measured.values.get(name)) for name in names),
+                *(getattr(measured, name) for name in _PROVENANCE),
+            )
+        )
+    return to_csv(lines)
 
 
 def _whole(text: str, least: int) -> int:

@@ -63,9 +63,7 @@ def _best(
     for key, own in candidates.items():
         published = halving.published.get(key)
         for metric in reading.metrics:
-            sign = 1 if metric.direction == "down" else -1
-            ended = [x for x in own if math.isfinite(x.mean(metric))]
-            best = min(ended, key=lambda x: sign * x.mean(metric), default=None)
+            best = _best_of(own, metric)
             rows.append(
                 (
                     reading.look(key).label,
@@ -93,6 +91,18 @@ def _best(
     return TextTable(
         "Best settings", " ".join(filter(None, (caption, reading.note))), headings, tuple(rows)
     )
+
+
+def _best_of(candidates: Sequence[_Candidate], metric: Metric) -> _Candidate | None:
+    sign = 1 if metric.direction == "down" else -1
+    ended = [x for x in candidates if math.isfinite(x.mean(metric))]
+    return min(ended, key=lambda x: sign * x.mean(metric), default=None)
+
+
+def best_rows(halving: Halving, results: Results, estimator: str, metric: Metric) -> Sequence[Row]:
+    """The runs of the candidate that ends best by a metric; none if none has trained to the end."""
+    best = _best_of(_candidates(halving, results.where(estimator=estimator)), metric)
+    return () if best is None else best.rows
 
 
 def _heading(halving: Halving) -> str:

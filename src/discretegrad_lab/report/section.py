@@ -4,6 +4,7 @@ from ..tasks.evidence import Results
 from .document import Item, Page, Section
 from .entries import entries
 from .figures import figures
+from .measures import measured_tables
 from .reading import Reading
 from .searches import search_tables
 from .tables import tables
@@ -19,6 +20,7 @@ def section(reading: Reading, results: Results) -> Section:
             if reading.halving is None
             else search_tables(reading, reading.halving, results)
         ),
+        *measured_tables(reading, results),
         *(judge(claim, results) for claim in reading.claims),
     ]
     rule = RULE if reading.claims else ""

@@ -111,9 +111,14 @@ def read_sources(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
                 raise
 
 
+def has_file(folder: Path, name: str) -> bool:
+    """Whether a folder has something of this name."""
+    return _exists(folder / name)
+
+
 def has_sources(folder: Path, name: str) -> bool:
     """Whether a folder has a file, with or without checksums."""
-    return _exists(folder / name) or _exists(folder / CHECKSUMS)
+    return has_file(folder, name) or has_file(folder, CHECKSUMS)
 
 
 def lack(folder: Path, name: str) -> str | None:

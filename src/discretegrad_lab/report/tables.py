@@ -99,7 +99,8 @@ def _tall(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
             same = reference is entry
             values.append(DASH if same else with_half(versus.difference, versus.half, digits, "+"))
         runs = f"{entry.ours.count} of {entry.planned}"
-        label, tuned = reading.look(entry.estimator).label, entry.tuned.values()
+        variant = {name: entry.setting[name] for name in reading.variants}
+        label, tuned = reading.label(entry.estimator, variant, TUNED), entry.tuned.values()
         rows.append((label, *values, runs, _failed(entry), *tuned))
     caption = f"The {metric.label} at the end, mean ± half the 95 % interval"
     near = f"{100 * NEAR:g} %"
@@ -128,8 +129,7 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     }
     for entry in cells:
         name = reading.describe({field: entry.setting[field] for field in reading.rows})
-        value = with_half(entry.ours.mean, entry.ours.half, metric.digits)
-        rows.setdefault(name, [name]).append(from_optimum(entry) if metric.optimum else value)
+        rows.setdefault(name, [name]).append(mean_cell(entry))
         for field, columns in tuned.items():
             columns.setdefault(entry.estimator, []).append(entry.tuned[field])
     counts = sorted({entry.ours.count for entry in cells})
@@ -171,11 +171,34 @@ def _side(metric: Metric) -> str:
     return "above" if metric.direction == "down" else "below"
 
 
+def mean_cell(entry: Entry, beside: str = "") -> str:
+    """The mean, from the optimum where that is known; where runs failed to train, which a mean
+    hides or suffers from, the median and their number stand beside it.
+
+    Args:
+        entry: Whose.
+        beside: What else stands in the brackets.
+    """
+    if entry.metric.optimum is None:
+        text = with_half(entry.ours.mean, entry.ours.half, entry.metric.digits)
+        median = with_half(entry.median, math.nan, entry.metric.digits)
+    else:
+        text, median = from_optimum(entry), _percent_from(entry, entry.median)
+    parts = [beside] if beside else []
+    if entry.failed:
+        parts.append(f"median {median}, {entry.failed} of {entry.ours.count} failed")
+    return f"{text} ({'; '.join(parts)})" if parts else text
+
+
 def from_optimum(entry: Entry) -> str:
     """How far the metric ends from the optimum, in percent of it."""
+    return _percent_from(entry, entry.ours.mean, entry.ours.half)
+
+
+def _percent_from(entry: Entry, value: float, half: float = math.nan) -> str:
     share = 100 / entry.optimum
     sign = 1 if entry.metric.direction == "down" else -1
-    return with_half(sign * (share * entry.ours.mean - 100), abs(share) * entry.ours.half, 2)
+    return with_half(sign * (share * value - 100), abs(share) * half, 2)
 
 
 def with_half(value: float, half: float, places: int, sign: str = "") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from .config import Run
@@ -93,6 +94,26 @@ class Model:
     def parameters(self) -> Mapping[str, Tensor]:
         """Those of the first group."""
         return next(iter(self.groups.values())).parameters
+
+    @torch.no_grad()
+    def load_parameters(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Give a member the weights of a stored state, to look at what it has learned.
+
+        Raises:
+            ValueError: If they are those of another model; nothing has changed then.
+        """
+        stored: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            weights, shape = state.get(f"parameters/{name}"), tuple(parameter.shape[1:])
+            if weights is None or tuple(weights.shape) != shape:
+                got = "none" if weights is None else str(tuple(weights.shape))
+                raise ValueError(
+                    f"expected the parameters {name} of the shape {shape} in a checkpoint, got "
+                    f"{got}; move the run away and train it again"
+                )
+            stored[name] = weights
+        for name, parameter in self.parameters.items():
+            parameter[member] = stored[name]
 
     def begin_epoch(self, epoch: int) -> None:
         """Prepare an epoch, counted from 0: order of the data, random numbers."""

@@ -14,8 +14,12 @@ ROWS = ("reinforce", "leave_one_out", "disarm_tree")
 """Score functions of categories that need nothing but samples and their losses."""
 
 
-def sample_count(line: Line) -> int:
-    """At how many samples the line evaluates the loss: its ``num_samples``, or the least number.
+def sample_count(line: Line, samples: int = 1) -> int:
+    """At how many samples the line evaluates the loss.
+
+    Args:
+        line: Its ``num_samples``, if it has that option.
+        samples: If it has not: so many, or for 1 the least number that it can have.
 
     Raises:
         ValueError: If it is no score function of ``ROWS``, or cannot have so many samples.
@@ -26,7 +30,13 @@ def sample_count(line: Line) -> int:
             "others learn a control variate, or are for bits"
         )
     least = ESTIMATORS[line.row].min_samples
-    count = dict(line.options).get("num_samples", least)
+    options = dict(line.options)
+    if samples != 1 and "num_samples" in options:
+        raise ValueError(
+            f"expected the number of samples of {line.label} once, got num_samples="
+            f"{options['num_samples']} in its line and samples={samples}; leave one of them out"
+        )
+    count = options.get("num_samples", least if samples == 1 else samples)
     pairs = line.row == "disarm_tree"
     if not isinstance(count, int) or count < least or (pairs and count % 2):
         kind = "an even number" if pairs else "a whole number"
@@ -36,15 +46,16 @@ def sample_count(line: Line) -> int:
     return count
 
 
-def draw(line: Line, logits: Tensor, noise: Noise) -> Tensor:
+def draw(line: Line, logits: Tensor, noise: Noise, samples: int = 1) -> Tensor:
     """What to give to the function of the line: categories, (samples, members, ...).
 
     Args:
         line: That of all members.
         logits: (members, ..., categories).
         noise: The random numbers of the members.
+        samples: As in ``sample_count``.
     """
-    count = sample_count(line)
+    count = sample_count(line, samples)
     if line.row != "disarm_tree":
         return noise.categories(logits, repeats=count).movedim(1, 0)
     # in the precision of the library, where a choice and its partner are compared

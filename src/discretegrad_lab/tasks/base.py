@@ -23,8 +23,8 @@ from .halving import Halving, Rung
 from .statistics import Summary
 
 __all__ = [
-    "Build", "Cell", "Claim", "Cost", "Group", "Halving", "Line", "Metric", "Model", "Picture",
-    "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
+    "Build", "Cell", "Claim", "Cost", "Group", "Halving", "Line", "Measures", "Metric", "Model",
+    "Picture", "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
 
 
@@ -136,6 +136,20 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Measures:
+    """What finished models are measured by, beyond the metrics that training records."""
+
+    metrics: tuple[Metric, ...]
+    measure: Callable[[Any], Mapping[str, Tensor]]
+    """From the stacked model of some runs, with their stored weights: each metric by name,
+    (members,). Nothing of a member may depend on others."""
+    memory: Callable[[Any], int]
+    """An upper guess of the bytes of device memory that one more member takes."""
+    note: str = ""
+    """What the numbers mean, for the caption of their table."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """What all runs of a recipe took when they were last trained."""
 
@@ -164,6 +178,8 @@ class Task:
     """How values of fields of the configuration read, where not as "field value"."""
     claims: Mapping[str, Claim] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
+    measures: Measures | None = None
+    """What `discretegrad measure` finds out about finished runs."""
 
     def __post_init__(self) -> None:
         present = TASKS.get(self.name)
@@ -221,6 +237,8 @@ class Recipe:
     rows: tuple[str, ...] = ()
     """Fields whose values are the rows of a table, with a column for each estimator; without them
     the estimators are the rows. There is a figure for each row, but one for all values of tau."""
+    variants: tuple[str, ...] = ()
+    """Fields whose values make several rows, and several lines of a figure, of one estimator."""
     curves: bool = True
     """Whether curves are kept among the results."""
     claims: tuple[str, ...] = ()
@@ -303,7 +321,7 @@ class Recipe:
         several = tuple(
             name
             for name, x in values.items()
-            if len(x) > 1 and name not in (*self.panels, *self.rows)
+            if len(x) > 1 and name not in (*self.panels, *self.rows, *self.variants)
         )
         texts = {name: ",".join(map(str, x)) for name, x in values.items()}
         return dataclasses.replace(

@@ -23,6 +23,18 @@ STATES = ("finished", "diverged", "started", "damaged", "missing", DROPPED)
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was found out about a finished model after its training, and with what."""
+
+    values: Mapping[str, float]
+    """By the name of a metric; what has no finite number is left out."""
+    commit: str = ""
+    source: str = ""
+    device: str = ""
+    torch: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
     """One run and what became of it."""
 
@@ -47,6 +59,8 @@ class Row:
     """The first value of each metric, of a finished run that has several."""
     reached: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """At the rung of a search, of a run that was dropped there."""
+    measured: Measured | None = field(default=None, kw_only=True)
+    """Of the model that these metrics are of; None if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +172,8 @@ def describe(
         else:
             number = f"{value:g}" if isinstance(value, float) else str(value)
             texts.append(f"{name.replace('_', ' ')} {number}")
-    return ", ".join(texts)
+    # a field may have nothing to say at its default
+    return ", ".join(filter(None, texts))
 
 
 def decimal(value: float, places: int, sign: str = "") -> str:

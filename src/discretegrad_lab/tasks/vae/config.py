@@ -20,6 +20,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "binarised": lambda yes: "binary images" if yes else "grey images",
     "categories": lambda n: f"{n} categories",
     "latents": lambda n: f"{n} latents",
+    # rows of runs with one sample do not have the field
+    "samples": lambda n: f"{n} samples" if n else "",
 }
 """How fields read."""
 
@@ -29,9 +31,9 @@ class Vae(Run):
     """The categorical VAE on images of 784 pixels."""
 
     task: ClassVar[str] = "vae"
-    counts: ClassVar[tuple[str, ...]] = ("categories", "latents", "batch")
+    counts: ClassVar[tuple[str, ...]] = ("categories", "latents", "batch", "samples")
     later_fields: ClassVar[tuple[str, ...]] = (
-        *Run.later_fields, "along", "along_tau", "images", "binarised", "slope",
+        *Run.later_fields, "along", "along_tau", "images", "binarised", "slope", "samples",
     )  # fmt: skip
 
     epochs: int = 160
@@ -52,6 +54,9 @@ class Vae(Run):
     else, drawn anew in every epoch; test images are drawn once, alike for all runs."""
     slope: float | None = None
     """Of the activations where they are negative (LeakyReLU); None for ReLU."""
+    samples: int = 1
+    """Of the code of each image, in a step: the loss is the mean over them. For 1, a score function
+    has as many as it needs at least."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +69,12 @@ class Vae(Run):
         if self.along:
             self._check_along()
         if self.trained.line.kind == "score":
-            sample_count(self.trained.line)
+            sample_count(self.trained.line, self.samples)
+        elif self.samples > 1 and self.enumerates:
+            raise ValueError(
+                f"expected samples=1 where all codes are enumerated, got samples={self.samples}; "
+                "leave it out, or choose an estimator that makes samples and leave along out"
+            )
         if self.enumerates and self.codes > MOST_CODES:
             raise ValueError(
                 f"expected at most {MOST_CODES:,} joint codes, which the exact gradient "

@@ -26,8 +26,11 @@ from ...stack.compilation import compiled, worth_compiling
 from ...stack.lines import Kind, Line
 from .config import Vae
 from .model import HIDDEN, PIXELS, VaeModel, with_divergence
-from .model import memory as memory_of_samples
-from .scored import ScoredVae, further_memory
+from .model import memory as memory_of_one_sample
+from .scored import ScoredVae
+from .scored import further_memory as memory_of_scores
+from .several import SeveralVae
+from .several import further_memory as memory_of_several
 
 ENCODER = Line(
     "exact gradient, encoder only",
@@ -40,8 +43,9 @@ ENCODER = Line(
 
 def make_model(runs: Sequence[Vae], device: torch.device, data: Path | None = None) -> VaeModel:
     """The stacked model of runs that can be members of one stack."""
+    sampled = SeveralVae if runs[0].samples > 1 else VaeModel
     kinds: dict[Kind, type[VaeModel]] = {"score": ScoredVae, "exact": EnumeratedVae}
-    return kinds.get(runs[0].trained.line.kind, VaeModel)(runs, device, data)
+    return kinds.get(runs[0].trained.line.kind, sampled)(runs, device, data)
 
 
 class EnumeratedVae(VaeModel):
@@ -106,9 +110,11 @@ def expected_loss(decoder: nn.Module, codes: Tensor, x: Tensor, logits: Tensor) 
 
 def memory(run: Vae) -> int:
     """An upper guess of the device memory that one more member takes."""
-    guess = memory_of_samples(run)
+    guess = memory_of_one_sample(run)
     if run.trained.line.kind == "score":
-        guess += further_memory(run)
+        guess += memory_of_scores(run)
+    elif run.samples > 1:
+        guess += memory_of_several(run)
     if run.trained.line.kind == "exact":
         # what the layers make of the codes, with gradients; probabilities and costs of the images
         guess += 4 * run.codes * (2 * sum(HIDDEN) + 3 * PIXELS + 4 * run.batch)

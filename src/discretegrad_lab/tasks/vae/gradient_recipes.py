@@ -6,14 +6,13 @@ from typing import Any
 
 from ...stack.lines import Line
 from ..base import Build, Recipe, Run
-from .config import OWN, Vae
+from .config import OWN
 from .enumerated import ENCODER
 from .gradients import NAMES
 from .published import COLUMNS
-from .recipes import BEYOND, PAPER, RECIPES, TASK
+from .recipes import BEYOND, PAPER, RECIPES, TASK, tuned
 
-_COLUMNS = {column: x for column in COLUMNS for x in RECIPES if x.name == f"vae-{column}"}
-_SMALL = _COLUMNS["8x4"]
+(_SMALL,) = (recipe for recipe in RECIPES if recipe.name == "vae-8x4")
 _LINES = (*PAPER, *BEYOND)
 RELEASED = Line(
     "1/n baseline, order 2, as released",
@@ -30,24 +29,17 @@ def _key(estimator: str | Line) -> str:
     return estimator.key if isinstance(estimator, Line) else estimator
 
 
-def _run(column: str, estimator: Any, seed: int, **changes: Any) -> Vae:
-    """A run of a column with the settings of Table 8, but for some changes."""
-    (run,) = _COLUMNS[column].build(estimator, seed)
-    assert isinstance(run, Vae)
-    return dataclasses.replace(run, **changes)
-
-
 def _along(*lines: str) -> Build:
     """Runs whose gradients are compared, along their own training or that of other lines."""
 
     def build(estimator: Any, seed: int) -> Iterator[Run]:
         for key in lines:
             if key == OWN:
-                yield _run("8x4", estimator, seed, along=OWN)
+                yield tuned("8x4", estimator, seed, along=OWN)
                 continue
             # at the temperature of the estimator, and otherwise as the line that trains
-            trains = _run("8x4", key, seed)
-            own = _run("8x4", estimator, seed)
+            trains = tuned("8x4", key, seed)
+            own = tuned("8x4", estimator, seed)
             yield dataclasses.replace(
                 trains,
                 estimator=estimator,
@@ -61,10 +53,10 @@ def _along(*lines: str) -> Build:
 
 def _both_temperatures(estimator: Any, seed: int) -> Iterator[Run]:
     """At 1, where the second order is exact for quadratic losses, and at what suits ReinMax."""
-    for column in _COLUMNS:
-        tuned = _run(column, "reinmax", seed).tau
-        for tau in (1.0, tuned):
-            yield _run(column, estimator, seed, tau=tau)
+    for column in COLUMNS:
+        best = tuned(column, "reinmax", seed).tau
+        for tau in (1.0, best):
+            yield tuned(column, estimator, seed, tau=tau)
 
 
 GRADIENT_RECIPES = (

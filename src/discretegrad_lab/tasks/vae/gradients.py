@@ -82,7 +82,7 @@ def compare_gradients(run: Vae, point: Point) -> dict[str, float]:
     options |= {"num_draws": run.draws} if run.line.takes("num_draws") else {}
     generator = torch.Generator(logits.device)
     generator.manual_seed(mixed(run.seed, point.epoch, _STREAM))
-    with _full_precision():
+    with full_precision():
         # in double precision, since it is a sum of large numbers that nearly cancel
         exact = discretegrad.exact_gradient(logits.double(), f, chunk_size=_AT_ONCE)
         if exact.norm() < _ZERO:
@@ -108,8 +108,8 @@ def compare_gradients(run: Vae, point: Point) -> dict[str, float]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """Without TF32, whose rounding would count as bias."""
+def full_precision() -> Iterator[None]:
+    """Without TF32, whose rounding would count as bias of what is measured."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

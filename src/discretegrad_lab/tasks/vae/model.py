@@ -12,7 +12,7 @@ have an ordinary gradient.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,8 @@ _SHOWN = 12
 _ORDER, _TEST, _PICTURES = 1, 2, 3
 # 4 is that of compared gradients
 _PIXELS = 5
+# 6 is that of measures
+_PRIOR = 7
 
 
 class VaeModel(Model):
@@ -147,10 +149,8 @@ class VaeModel(Model):
         if epoch % TEST_EVERY and epoch != self._epochs:
             return {"test": total.fill_(torch.nan), **self._compared(epoch)}
         self._aside.begin(epoch, _TEST)
-        for images in self._test.split(_TEST_BATCH):
-            x = _grey(images).expand(self._members, -1, -1)
-            logits = _logits(self._encoder, x, self._latents)
-            total += len(images) * _loss(self._decoder, self._draw(logits), x, logits)
+        for x, logits in self.test_batches(_TEST_BATCH):
+            total += x.shape[1] * _loss(self._decoder, self._draw(logits), x, logits)
         return {"test": total / len(self._test), **self._compared(epoch)}
 
     def _compared(self, epoch: int) -> dict[str, Tensor]:
@@ -187,6 +187,29 @@ class VaeModel(Model):
         logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
         means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
+
+    @torch.no_grad()
+    def prior_samples(self, count: int) -> Tensor:
+        """The decoder's means for codes of the uniform prior, (members, count, 784) in [0, 1]."""
+        uniform = self.begin_aside(_PRIOR).uniform(count, self._latents)
+        codes = one_hot((uniform * self._categories).long(), self._categories)
+        return self.decode(codes.to(uniform.dtype)).sigmoid()
+
+    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All test images in their order, (members, size, 784), each with the logits of its code,
+        (members, size, latents, categories)."""
+        for images in self._test.split(size):
+            x = _grey(images).expand(self._members, -1, -1)
+            yield x, _logits(self._encoder, x, self._latents)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """The logits of the pixels of codes, (members, codes, latents, categories)."""
+        return _pixels(self._decoder, codes)
+
+    def begin_aside(self, stream: int) -> Noise:
+        """Random numbers that have no part in training, from the beginning of a stream of them."""
+        self._aside.begin(0, stream)
+        return self._aside
 
     def _next_batch(self) -> Tensor:
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
@@ -241,17 +264,36 @@ def draw_reconstructions(
     shown = images.test[:_SHOWN]
     rows: list[tuple[str, Tensor]] = []
     for run in runs:
-        assert isinstance(run, Vae)
-        model = VaeModel([run], torch.device("cpu"), images=images)
-        state = load(run)
-        with torch.no_grad():
-            for name, parameter in model.parameters.items():
-                parameter[0] = state[f"parameters/{name}"]
-        originals, means = model.reconstructions(0, shown)
+        originals, means = _restored(run, load, images).reconstructions(0, shown)
         if not rows:
             rows.append(("original", originals.unflatten(-1, (28, 28))))
         rows.append((run.line.label, means.unflatten(-1, (28, 28))))
     return rows
+
+
+def draw_prior_samples(
+    runs: Sequence[Run],
+    load: Callable[[Run], Mapping[str, Tensor]],
+    data: Path | None = None,
+    images: Images | None = None,
+) -> list[tuple[str, Tensor]]:
+    """What each model makes of codes that are drawn from the prior, see ``Picture``."""
+    images = load_mnist(data) if images is None else images
+    return [
+        (
+            run.line.label,
+            _restored(run, load, images).prior_samples(_SHOWN)[0].unflatten(-1, (28, 28)),
+        )
+        for run in runs
+    ]
+
+
+def _restored(run: Run, load: Callable[[Run], Mapping[str, Tensor]], images: Images) -> "VaeModel":
+    """The model of a finished run alone, on the CPU."""
+    assert isinstance(run, Vae)
+    model = VaeModel([run], torch.device("cpu"), images=images)
+    model.load_parameters(0, load(run))
+    return model
 
 
 def _logits(encoder: nn.Module, x: Tensor, latents: int) -> Tensor:

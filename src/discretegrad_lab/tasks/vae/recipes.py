@@ -10,7 +10,8 @@ from .claims import CLAIMS
 from .config import WORDS, Vae
 from .enumerated import make_model, memory
 from .gradients import METRICS
-from .model import draw_reconstructions
+from .measures import MEASURES
+from .model import draw_prior_samples, draw_reconstructions
 from .published import COLUMNS, HEAT_MAP, settings, table
 
 BLIND = 206.03
@@ -27,7 +28,11 @@ TASK = Task(
     memory=memory,
     words=WORDS,
     claims=CLAIMS,
-    pictures=(Picture("reconstructions", draw_reconstructions),),
+    pictures=(
+        Picture("reconstructions", draw_reconstructions),
+        Picture("prior-samples", draw_prior_samples),
+    ),
+    measures=MEASURES,
 )
 PAPER = ("stgs", "gr-mck", "gst-1.0", "st", "reinmax")
 """The lines of the paper's tables."""
@@ -72,6 +77,13 @@ def _build(column: str) -> Build:
         )
 
     return build
+
+
+def tuned(column: str, estimator: Any, seed: int, **changes: Any) -> Vae:
+    """A run of a column with the settings of Table 8, but for some changes."""
+    (run,) = _build(column)(estimator, seed)
+    assert isinstance(run, Vae)
+    return dataclasses.replace(run, **changes)
 
 
 def _column(column: str) -> Recipe:

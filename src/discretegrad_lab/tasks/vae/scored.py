@@ -5,18 +5,21 @@ score function from those values, the decoder its ordinary gradient from the sam
 the divergence its own, which needs no samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch import Tensor
 
 from ...stack.compilation import compiled, worth_compiling
 from ...stack.score import draw, sample_count
 from .config import Vae
-from .model import HIDDEN, PIXELS, VaeModel, with_divergence
+from .model import PIXELS, VaeModel, with_divergence
+from .several import memory_of_samples, reconstruction_of_samples
+
+_AT_THE_SAMPLES = ("leave_one_out", "disarm_tree")
+"""Rows that ask for the loss of each given sample once, in their order, and for nothing else."""
 
 
 class ScoredVae(VaeModel):
@@ -29,35 +32,38 @@ class ScoredVae(VaeModel):
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
     ) -> None:
         super().__init__(runs, device, data, **images)
-        self._line = runs[0].trained.line
+        self._line, self._samples = runs[0].trained.line, runs[0].samples
         fuse = worth_compiling(device, len(runs) * runs[0].batch * PIXELS)
-        self._costs = compiled(reconstruction_of_images) if fuse else reconstruction_of_images
+        self._costs = compiled(reconstruction_of_samples) if fuse else reconstruction_of_samples
 
     def losses(self) -> dict[str, Tensor]:
         """The mean negative ELBO of the next batch, over K samples of each image."""
         x = self._next_batch()
         logits = self._logits(self._encoder, x, self._latents)
+        given = draw(self._line, logits, self._noise, self._samples)
         costs = self._line.function(
-            logits,
-            lambda z: self._costs(self._decoder, z, x),
-            given=draw(self._line, logits, self._noise),
-            **dict(self._line.options),
+            logits, self._loss_of_a_sample(given, x), given=given, **dict(self._line.options)
         )
         self._noise.next_step()
         return {"train": with_divergence(costs.sum(1), logits)}
 
-
-def reconstruction_of_images(decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
-    """The cross entropy of each image with its sample, (members, batch)."""
-    pixels: Tensor = decoder(z.flatten(-2))
-    return binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(-1)
+    def _loss_of_a_sample(self, given: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The cross entropy of each image with its sample, (members, batch)."""
+        if self._line.row not in _AT_THE_SAMPLES:
+            return lambda z: self._costs(self._decoder, z.unsqueeze(1), x).squeeze(1)
+        # all of them in one pass of the decoder
+        shape = (*given.shape, self._categories)
+        codes = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        codes.scatter_(-1, given.unsqueeze(-1), 1.0)
+        costs = iter(self._costs(self._decoder, codes.movedim(0, 1), x).unbind(1))
+        return lambda z: next(costs)
 
 
 def further_memory(run: Vae) -> int:
     """An upper guess of what a member takes beyond one whose estimator makes a sample."""
     line, code = run.trained.line, run.latents * run.categories
-    count = sample_count(line)
-    # what the decoder keeps of each further sample, and all samples
-    guess = 4 * run.batch * ((count - 1) * (2 * sum(HIDDEN) + 5 * PIXELS) + count * code)
+    count = sample_count(line, run.samples)
     # in float64: the nodes of the tree, and the weight of each of them for each sample
-    return guess + (8 * run.batch * (13 + count) * code if line.row == "disarm_tree" else 0)
+    tree = 8 * run.batch * (13 + count) * code if line.row == "disarm_tree" else 0
+    # what the estimator itself has of each sample
+    return memory_of_samples(run, count - 1) + 4 * run.batch * (count + 1) * code + tree
