@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from discretegrad_lab.cli import app
-from discretegrad_lab.tasks import data
+from discretegrad_lab.tasks import data, download
 
 SHAPES = {
     "train-images-idx3-ubyte.gz": (6, 28, 28),
@@ -254,7 +254,7 @@ def test_fetch_keeps_what_is_whole_and_replaces_what_is_damaged(tmp_path, server
 
 
 def test_fetch_reports_its_progress(tmp_path, monkeypatch, server):
-    monkeypatch.setattr(data, "_AT_ONCE", 1000)
+    monkeypatch.setattr(download, "_AT_ONCE", 1000)
     calls = []
     data.fetch("mnist", tmp_path, lambda *call: calls.append(call))
     for name, content in CONTENT.items():
@@ -317,10 +317,10 @@ def test_a_download_that_fails_leaves_what_was_there(
         server.announced[TRAIN] = 1_000_000 if trouble == "too large" else None
     elif trouble == "slow":
         server.pause = 0.15
-        monkeypatch.setattr(data, "_LONGEST", 0.1)
+        monkeypatch.setattr(download, "_LONGEST", 0.1)
     elif trouble == "silent":
         server.silence = 0.3
-        monkeypatch.setattr(data, "_ANSWER", 0.1)
+        monkeypatch.setattr(download, "_ANSWER", 0.1)
     elif trouble == "full disk":
         monkeypatch.setattr(data.os, "fsync", full)
     with pytest.raises((data.DataError, KeyboardInterrupt), match=TROUBLE[trouble]):
@@ -355,8 +355,8 @@ def test_a_signal_leaves_no_part_of_a_file(tmp_path, monkeypatch, server, number
     def stop(response, file, path, progress):
         receive(response, file, path, lambda *_: signal.raise_signal(number))
 
-    receive = data._receive
-    monkeypatch.setattr(data, "_receive", stop)
+    receive = data.receive
+    monkeypatch.setattr(data, "receive", stop)
     before = signal.getsignal(number)
     result = CliRunner().invoke(app, ["data", "fetch", "mnist", "--data", str(tmp_path)])
     assert result.exit_code == 130
