@@ -21,7 +21,7 @@ from ..runs.store import Store
 from ..stack.config import Run
 from ..stack.lines import LINES
 from ..stack.lines import line as line_of
-from ..tasks.base import Claim, Metric, Recipe, Table, Task
+from ..tasks.base import Claim, Exhibit, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from ..tasks.halving import Goal, Halving
 from .results import configuration
@@ -67,6 +67,10 @@ class Reading:
     """How fields of the configuration read."""
     halving: Halving | None = None
     """Where runs were dropped, if it is a search."""
+    traced: tuple[str, ...] = ()
+    """Names of further metrics whose curves are kept."""
+    exhibits: Callable[[Results], Sequence[Exhibit]] = lambda results: ()
+    """Makes the parts of a report that only a task can."""
     goals: Callable[[Sequence[Run], Store], Mapping[Run, Goal]] = lambda runs, store: {}
     """How far runs of a search are to be trained, by what a store has."""
     runs: Callable[[], Sequence[Run]] = list
@@ -120,6 +124,8 @@ def of_recipe(recipe: Recipe) -> Reading:
         claims=tuple(task.claims[name] for name in recipe.claims),
         words=task.words,
         halving=recipe.halving,
+        traced=recipe.traced,
+        **({} if recipe.exhibits is None else {"exhibits": recipe.exhibits}),
         goals=partial(goals_of, recipe),
         runs=recipe.runs,
         shipped=any(recipe is other for other in ours),

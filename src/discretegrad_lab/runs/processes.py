@@ -243,8 +243,8 @@ class _Job(Job):
         self.errors.append(
             ProcessLost(
                 f"expected {members} runs to be trained, but {deaths} processes died with them; "
-                f"the last one: {how}. What was trained is saved. Processes that are killed without "
-                "a word mostly had too little memory: try fewer with --processes"
+                f"the last one: {how}. What was trained is saved. A process that is killed mostly "
+                "had too little memory: try fewer with --processes"
             )
         )
 

@@ -25,9 +25,7 @@ from .network import Samples, Supernet
 
 LOSS, ARCHITECTURE_LOSS = "loss", "architecture_loss"
 PROBABILITIES = tuple(
-    f"p_{end}{start}_{label.replace(' ', '')}"
-    for end, start in EDGES
-    for label in LABELS
+    f"p_{end}{start}_{label.replace(' ', '')}" for end, start in EDGES for label in LABELS
 )
 """Metrics with the probability of each operation on each edge."""
 # of the weights, by the protocol of the benchmark
