@@ -84,7 +84,7 @@ ROW = f"1462,{CONV_3},3,90.2,93.8,70.7,71.1,40.8,41.4"
 
 def test_a_table_is_read():
     entry = benchmark.parse(compressed(ROW))[(3,) * 6]
-    assert entry.index == 1462
+    assert entry.number == 1462
     assert entry.accuracies["test"] == 93.8
 
 
@@ -130,7 +130,7 @@ def test_the_anchors_of_the_table():
     table = benchmark.load()
     assert len(table.entries) == CELLS
     best = {
-        column: (entry.index, round(entry.accuracies[column], 2))
+        column: (entry.number, round(entry.accuracies[column], 2))
         for column in benchmark.COLUMNS
         for entry in [table.best(column)]
     }
@@ -150,14 +150,14 @@ def test_the_anchors_of_the_table():
         ((3,) * 6, 1462, (90.2, 93.76)),
     ):
         entry = table[cell]
-        assert entry.index == index
+        assert entry.number == index
         found = entry.accuracies["validation"], entry.accuracies["test"]
         assert found == pytest.approx(accuracies, abs=5e-3)
     assert table.median("test") == pytest.approx(90.75, abs=5e-3)
     # 92.93 ± 0.64 was simulated
     assert table.random_search("test", tries=8) == pytest.approx((92.93, 0.64), abs=0.02)
     collapsed = from_text("|none~0|+|none~0|none~1|+|nor_conv_3x3~0|none~1|none~2|")
-    assert table[collapsed].index == 6960
+    assert table[collapsed].number == 6960
 
 
 @real

@@ -117,15 +117,13 @@ def of_recipe(recipe: Recipe) -> Reading:
     """The reading of a recipe."""
     task = recipe.task
     ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
-    same = ("name", *_TEXTS, *_TUPLES, "curves", "published")
+    same = ("name", *_TEXTS, *_TUPLES, "curves", "published", "traced", "exhibits")
     return Reading(
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),
         claims=tuple(task.claims[name] for name in recipe.claims),
         words=task.words,
         halving=recipe.halving,
-        traced=recipe.traced,
-        **({} if recipe.exhibits is None else {"exhibits": recipe.exhibits}),
         goals=partial(goals_of, recipe),
         runs=recipe.runs,
         shipped=any(recipe is other for other in ours),

@@ -195,7 +195,7 @@ class _Job(Job):
                 over = self.stop or self.stopped_by or left <= 0
                 if waiting and worker not in busy and not over:
                     number = waiting.popleft()
-                    worker.ask("train", packed(self.stacks[number]), self.place, left)
+                    worker.ask("stack", packed(self.stacks[number]), self.place, left)
                     busy[worker] = number
                     begun[number] += 1
             if not busy:
@@ -266,12 +266,12 @@ def _serve(connection: Connection, threads: int) -> None:
 
     while True:
         try:
-            kind, *arguments = connection.recv()
+            kind, runs, place, number = connection.recv()
             answer: Any
             if kind == "plan":
-                answer = plan(*arguments)
+                answer = plan(runs, place, number)
             else:
-                answer = train_stack(*arguments, Reporter(report, ""))
+                answer = train_stack(runs, place, number, Reporter(report, ""))
             connection.send(("answer", _sendable(answer)))
         except (EOFError, OSError, KeyboardInterrupt):
             return

@@ -255,7 +255,7 @@ class Recipe:
     stops there are about as many runs of each."""
     traced: tuple[str, ...] = ()
     """Names of further metrics whose curves are kept, for ``exhibits``."""
-    exhibits: Callable[[Results], Sequence[Exhibit]] | None = None
+    exhibits: Callable[[Results], Sequence[Exhibit]] = lambda results: ()
     """Makes further parts of the report."""
 
     def __post_init__(self) -> None:
@@ -343,7 +343,7 @@ class Recipe:
             cost=None,
             claims=(),
             published={},
-            exhibits=None,
+            exhibits=lambda results: (),
         )
 
 

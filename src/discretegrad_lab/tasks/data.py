@@ -178,7 +178,7 @@ def load_mnist(directory: Path | None = None) -> Images:
     train, test = (
         _read(data_set, file, directory).flatten(1)
         for file in data_set.files
-        if len(file.shape) == 3
+        if isinstance(file, IdxFile) and len(file.shape) == 3
     )
     return Images(train, test)
 
@@ -186,7 +186,8 @@ def load_mnist(directory: Path | None = None) -> Images:
 def load_mnist_digits(directory: Path | None = None) -> Tensor:
     """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
     data_set = DATA_SETS["mnist"]
-    return _read(data_set, next(x for x in data_set.files if len(x.shape) == 1), directory)
+    files = [x for x in data_set.files if isinstance(x, IdxFile) and len(x.shape) == 1]
+    return _read(data_set, files[0], directory)
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
@@ -295,8 +296,7 @@ def _data_set(name: str) -> DataSet:
     return DATA_SETS[name]
 
 
-def _read(data_set: DataSet, file: File, directory: Path | None) -> Tensor:
-    assert isinstance(file, IdxFile)
+def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
     path, content = _whole(data_set, file, directory)
     return read_idx(content, file.shape, str(path))
 

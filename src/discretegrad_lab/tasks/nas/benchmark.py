@@ -29,7 +29,7 @@ COLUMNS = {
 class Entry(NamedTuple):
     """A cell of the table."""
 
-    index: int
+    number: int
     """As the benchmark counts cells."""
     cell: Cell
     seeds: int

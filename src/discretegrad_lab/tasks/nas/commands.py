@@ -79,7 +79,7 @@ def _check(column: str) -> None:
 def _document(table: Benchmark, entry: Entry) -> dict[str, Any]:
     return {
         "cell": to_text(entry.cell),
-        "index": entry.index,
+        "index": entry.number,
         "seeds": entry.seeds,
         "cells": len(table.entries),
         "accuracies": dict(entry.accuracies),

@@ -161,4 +161,4 @@ def memory(run: Search) -> int:
     tensors = len(EDGES) * (4 if run.gradient == "gdas" else 9)
     activations = 4 * run.batch * stages * run.cells * tensors
     images = 2 * run.images * 3 * 40 * 40
-    return (1 << 30) + activations + images
+    return int((1 << 30) + activations + images)

@@ -8,6 +8,7 @@ decay move these all the same, as they do in the released code.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -245,7 +246,8 @@ def _sum(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     return total
 
 
-class _Join(NamedTuple):
+@dataclass(frozen=True)
+class _Join:
     """Adds up nodes such that the samples of their edges get a gradient."""
 
     pieces: Sequence[Tensor]
