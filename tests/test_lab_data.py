@@ -5,9 +5,11 @@ import dataclasses
 import errno
 import gzip
 import hashlib
+import io
 import os
 import signal
 import struct
+import tarfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -371,6 +373,70 @@ def test_what_cannot_be_fetched_is_refused(tmp_path, server):
     with pytest.raises(data.DataError, match="expected to write"):
         data.fetch("mnist", tmp_path)
     assert files(tmp_path) == ["mnist"]
+
+
+# files that are published together
+
+
+def packed(**content):
+    """A compressed tar file with a folder."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, inside in content.items():
+            member = tarfile.TarInfo(f"folder/{name}")
+            member.size = len(inside)
+            archive.addfile(member, io.BytesIO(inside))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def together(monkeypatch, server):
+    """Two files in an archive; a function that changes what is in it."""
+
+    def plain(name, content):
+        return data.PlainFile(name, hashlib.sha256(content).hexdigest(), len(content))
+
+    def serve(**content):
+        whole = packed(**content)
+        server.content["both.tar.gz"] = whole
+        pair = plain("a", b"first"), plain("b", b"second")
+        archive = plain("both.tar.gz", whole)
+        made = data.DataSet("pair", pair, (server.address,), archive)
+        monkeypatch.setitem(data.DATA_SETS, "pair", made)
+
+    serve(a=b"first", b=b"second")
+    return serve
+
+
+def test_an_archive_is_fetched_once_and_unpacked(tmp_path, server, together):
+    folder = tmp_path / "pair"
+    assert data.fetch("pair", tmp_path) == [folder / "a", folder / "b"]
+    assert files(tmp_path) == ["a", "b"]
+    assert data.read_file("pair", "b", tmp_path) == b"second"
+    assert data.fetch("pair", tmp_path) == []
+    # only what is missing is replaced, and an archive that is there is used
+    (folder / "b").write_bytes(b"damaged")
+    (folder / "both.tar.gz").write_bytes(server.content["both.tar.gz"])
+    assert data.fetch("pair", tmp_path) == [folder / "b"]
+    assert server.asked == ["both.tar.gz"]
+    assert files(tmp_path) == ["a", "b", "both.tar.gz"]
+
+
+def test_an_archive_with_other_files_is_refused(tmp_path, server, together):
+    for content, words in (
+        ({"a": b"first"}, "expected both.tar.gz with a, b"),
+        ({"a": b"first", "b": b"sEcond"}, "expected b with sha256"),
+        ({"a": b"first", "b": b"second and more"}, "expected b with sha256"),
+    ):
+        together(**content)
+        with pytest.raises(data.DataError, match=words):
+            data.fetch("pair", tmp_path)
+        assert files(tmp_path) == ["a"]
+        (tmp_path / "pair" / "a").unlink()
+    server.content["both.tar.gz"] = b"no archive"
+    with pytest.raises(data.DataError, match="wrong checksum"):
+        data.fetch("pair", tmp_path)
+    assert files(tmp_path) == []
 
 
 REAL = os.environ.get("DISCRETEGRAD_DATA")

@@ -322,21 +322,24 @@ def _fetch_archive(
     missing = [file for file in data_set.files if _state(folder / file.name, file)[0] != "ok"]
     if not missing:
         return []
-    # a part like those of other downloads, so that what a killed process leaves is deleted
-    path = folder / f".{archive.name}.{secrets.token_hex(4)}.part"
+    path = folder / archive.name
+    # a user may have put it there, and then it stays
+    own = _state(path, archive)[0] != "ok"
     try:
-        _fetch_file(data_set, archive, path, progress)
-        return [_unpacked(path, file, folder) for file in missing]
+        if own:
+            _fetch_file(data_set, archive, path, progress)
+        return [_unpacked(path, file) for file in missing]
     except (tarfile.TarError, KeyError, EOFError, zlib.error) as error:
         raise DataError(
             f"expected {archive.name} with {', '.join(file.name for file in missing)}, got: {error}"
         ) from error
     finally:
-        path.unlink(missing_ok=True)
+        if own:
+            path.unlink(missing_ok=True)
 
 
-def _unpacked(archive: Path, file: File, folder: Path) -> Path:
-    """A file of an archive, put into the folder if its checksum is right."""
+def _unpacked(archive: Path, file: File) -> Path:
+    """A file of an archive, put beside it if its checksum is right."""
     with tarfile.open(archive) as members:
         name = next((x for x in members.getnames() if Path(x).name == file.name), file.name)
         source = members.extractfile(name)
@@ -344,16 +347,18 @@ def _unpacked(archive: Path, file: File, folder: Path) -> Path:
     got = hashlib.sha256(content).hexdigest()
     if got != file.sha256:
         raise DataError(
-            f"expected {file.name} with sha256 {file.sha256} in the archive, got {len(content)} "
-            f"bytes with {got}; try again, or copy the file to {folder}"
+            f"expected {file.name} with sha256 {file.sha256} in {archive.name}, got {len(content)} "
+            f"bytes with {got}; copy the file to {archive.parent}"
         )
-    part = folder / f".{file.name}.{secrets.token_hex(4)}.part"
+    path = archive.with_name(file.name)
+    # like those of downloads, so that what a killed process leaves is deleted some time
+    part = archive.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_bytes(content)
-        part.replace(folder / file.name)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return folder / file.name
+    return path
 
 
 def _fetch_file(data_set: DataSet, file: File, path: Path, progress: Progress | None) -> None:
