@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 # a folder each, with TASK and RECIPES
 FOLDERS = (
-    "nas",
     "polynomial",
     "vae",
+    "nas",
 )
 COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench."}
 """Tasks that bring commands of their own, a ``typer.Typer`` called ``app`` in the file

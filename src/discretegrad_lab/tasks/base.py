@@ -181,6 +181,8 @@ class Task:
     """How values of fields of the configuration read, where not as "field value"."""
     claims: Mapping[str, Claim] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
+    unshown: frozenset[str] = frozenset()
+    """Names of what models measure that is kept, but not shown while they train."""
 
     def __post_init__(self) -> None:
         present = TASKS.get(self.name)

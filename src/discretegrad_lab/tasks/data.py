@@ -103,6 +103,7 @@ _SOURCES = {
     "nats-bench": (),
 }
 _ARCHIVES = {
+    # of which the training images are unpacked, since nothing uses the others
     "cifar10": PlainFile(
         "cifar-10-binary.tar.gz",
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",

@@ -68,12 +68,18 @@ REFERENCES = [Reference(**row) for row in read_rows(Path(__file__).with_name("re
 
 
 def exhibits(results: Results) -> Sequence[Exhibit]:
-    """All of them, as far as runs are finished."""
+    """All of them, once a run is finished."""
     rows = [row for row in results.rows if row.state == "finished" and "cell_number" in row.metrics]
-    parts = [_references(results), _power(results), _transferred(results)]
-    if rows:
-        parts += [_cells(rows), draw_cells(rows), draw_probabilities(results, rows)]
-    return parts
+    if not rows:
+        return []
+    return [
+        _references(results),
+        _power(results),
+        _transferred(results),
+        _cells(rows),
+        draw_cells(rows),
+        draw_probabilities(results, rows),
+    ]
 
 
 def _references(results: Results) -> Exhibit:

@@ -117,7 +117,7 @@ class SearchModel(Model):
         # the host must know which operations to launch
         first_cell, second_cell = index[0].tolist()
         self._cells = {LOSS: tuple(first_cell), ARCHITECTURE_LOSS: tuple(second_cell)}
-        self._index = index[:, 1]
+        self._index = index[:, 1].contiguous()
 
     def loss(self, name: str) -> Tensor:
         """Of the weights, or of the architecture."""

@@ -288,7 +288,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        flat, zero = g.reshape(-1), g.new_zeros(())
+        flat = g.reshape(-1)
+        # of operations that are zero, and of those that were not run
+        zero = g.new_zeros(()) if ctx.full or NONE in ctx.chosen else flat
         elsewhere = zero if ctx.full else g.sum()
         entries: list[Tensor] = []
         gradients: list[Tensor | None] = []
