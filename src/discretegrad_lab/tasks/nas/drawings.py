@@ -13,8 +13,12 @@ from .model import PROBABILITIES
 _COLOURS = ("#999999", "#E69F00", "#009E73", "#0072B2", "#CC79A7")
 _PLACES = ((20.0, 60.0), (85.0, 18.0), (125.0, 102.0), (190.0, 60.0))
 """Of the nodes of a cell."""
+_LABEL_AT = (0.42, 0.42, 0.78, 0.22, 0.5, 0.5)
+"""How far along each edge its label stands, such that no two of them meet."""
 _WIDTH, _HEIGHT, _HEAD = 215.0, 150.0, 22.0
 _PANEL, _PANEL_HEIGHT, _GAP = 130.0, 70.0, 10.0
+_POINTS = 25
+"""Of a curve, about."""
 
 
 def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
@@ -56,10 +60,9 @@ def draw_cells(rows: Sequence[Row]) -> Exhibit:
 def _graph(row: Row) -> str:
     cell = from_number(int(row.metrics["cell_number"]))
     parts = [f"<title>{escape(to_text(cell))}</title>"]
-    for operation, (end, start) in zip(cell, EDGES, strict=True):
+    for operation, (end, start), share in zip(cell, EDGES, _LABEL_AT, strict=True):
         (x1, y1), (x2, y2) = _PLACES[start], _PLACES[end]
-        # a third of the way, where no two labels meet
-        x, y = x1 + (x2 - x1) * 0.42, y1 + (y2 - y1) * 0.42
+        x, y = x1 + (x2 - x1) * share, y1 + (y2 - y1) * share
         style = ' stroke-dasharray="1 4"' if operation == NONE else ""
         parts.append(
             f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{_COLOURS[operation]}" '
@@ -113,7 +116,7 @@ def _panel(results: Results, rows: Sequence[Row], edge: int) -> str:
     names = PROBABILITIES[edge * len(LABELS) : (edge + 1) * len(LABELS)]
     for row in rows:
         for name, colour in zip(names, _COLOURS, strict=True):
-            curve = results.curve(row, name)
+            curve = _thinned(results.curve(row, name))
             last = max(curve[-1][0], 1) if curve else 1
             points = " ".join(
                 f"{_PANEL * epoch / last:.1f},{_PANEL_HEIGHT * (1 - p):.1f}" for epoch, p in curve
@@ -121,3 +124,9 @@ def _panel(results: Results, rows: Sequence[Row], edge: int) -> str:
             if points:
                 parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
     return "".join(parts)
+
+
+def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """So few points that a file with all curves stays small, the last one among them."""
+    stride = max(1, len(curve) // _POINTS)
+    return curve[::-1][::stride][::-1]
