@@ -160,6 +160,14 @@ def test_the_anchors_of_the_table():
     assert table[collapsed].number == 6960
 
 
+def test_the_reference_lines_without_a_table():
+    values = {reference.name: (reference.validation, reference.test) for reference in REFERENCES}
+    assert values["the best cell by validation"] == ("91.61", "94.37")
+    assert values["ResNet's cell"] == ("90.86", "93.91")
+    assert values["all edges conv 3x3"] == ("90.20", "93.76")
+    assert values["a random cell, median"][1] == "90.75"
+
+
 @real
 def test_the_reference_lines_are_those_of_the_table():
     assert references(benchmark.load()) == REFERENCES
@@ -454,6 +462,15 @@ def test_the_temperature_goes_to_its_end_in_equal_steps():
     assert run.tau_at(99) == pytest.approx(0.1)
     assert run.tau_at(33) == pytest.approx(6.7)
     assert nas_cases.run().tau_at(50) == 1
+
+
+def test_the_temperature_of_an_epoch_is_the_one_that_it_trains_with():
+    constant, rising = (nas_cases.stack(estimator="stgs", tau_end=end) for end in (None, 5.0))
+    # the same in the first epoch, and another one in the second
+    for same in (True, False):
+        constant.advance()
+        rising.advance()
+        assert constant.model.alpha.equal(rising.model.alpha) is same
 
 
 @pytest.mark.parametrize(
