@@ -181,9 +181,10 @@ class _Job(Job):
         first = workers.alive[0]
         first.ask("plan", packed(self.runs), self.place, len(workers.alive))
         try:
-            self.planned(value(first.receive()[1]))
+            _, plan_or_failure = first.receive()
         except (EOFError, OSError) as error:
             raise ProcessLost(f"expected a plan, but {first.death()}") from error
+        self.planned(value(plan_or_failure))
         waiting = deque(range(len(self.stacks)))
         busy: dict[_Worker, int] = {}
         begun: Counter[int] = Counter()

@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +84,6 @@ class Benchmark:
         return mean, math.sqrt(variance)
 
 
-@lru_cache(maxsize=4)
 def load(directory: Path | None = None) -> Benchmark:
     """The table in the data directories.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...stack.lines import Line
-from ..base import Cell, Cost, Metric, Recipe, Run, Table, Task, read_rows
+from ..base import Cell, Metric, Recipe, Run, Table, Task, read_rows
 from .benchmark import COLUMNS
 from .claims import CLAIMS
 from .config import WORDS, Search
@@ -86,7 +86,6 @@ RECIPES = (
         choices=(*_LINES, "gr-mck", "gst-1.0", "gst-p"),
         metrics=(LOSS, "validation", "test", "entropy"),
         reproduces="Table 4, the columns of CIFAR-10",
-        cost=Cost(20 * 39_100 * 0.005, "cuda", "an H200, at 5 ms per step of a run (not measured)"),
         data=("cifar10", "nats-bench"),
         claims=("improves", "improves-alone"),
         published=_published(),
