@@ -68,6 +68,9 @@ class Notes(Listener):
     def stack_started(self, runs, epoch, epochs, steps_per_epoch):
         self.stacks.append((runs, epoch))
 
+    def stack_again(self, *arguments):
+        pass
+
     def epoch_done(self, epoch, metrics, seconds):
         self.epochs.append(epoch)
         if self.number is not None:
@@ -121,7 +124,7 @@ def test_a_signal_saves_and_stops_all_processes(tmp_path):
 def test_a_stack_that_always_kills_its_process_is_reported_and_the_others_are_trained(tmp_path):
     recipe = sweep(tmp_path, die="True")
     runs = recipe.runs()
-    with pytest.raises(processes.ProcessLost, match=r"3 processes died with them.*signal 9"):
+    with pytest.raises(processes.ProcessLost, match=r"3 processes died with it.*signal 9"):
         processes.execute(runs, tmp_path / "runs", processes=2, stacks=EVERY_EPOCH)
     store = Store(tmp_path / "runs")
     assert [store.status(run).state for run in runs if run.seed == 1] == ["finished"] * 2

@@ -237,13 +237,13 @@ class _Job(Job):
         """Have another process go on with a stack, unless too many have died with it."""
         members = len(self.stacks[number])
         if deaths <= _RETRIES:
-            _log.warning("%s while it trained %d runs; another one goes on", how, members)
+            _log.warning("%s while it trained a stack of %d; another one goes on", how, members)
             waiting.appendleft(number)
             return
         self.look(self.stacks[number])
         self.errors.append(
             ProcessLost(
-                f"expected {members} runs to be trained, but {deaths} processes died with them; "
+                f"expected a stack of {members} to be trained, but {deaths} processes died with it; "
                 f"the last one: {how}. What was trained is saved. A process that is killed mostly "
                 "had too little memory: try fewer with --processes"
             )
