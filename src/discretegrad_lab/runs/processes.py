@@ -243,8 +243,8 @@ class _Job(Job):
         self.look(self.stacks[number])
         self.errors.append(
             ProcessLost(
-                f"expected a stack of {members} to be trained, but {deaths} processes died with it; "
-                f"the last one: {how}. What was trained is saved. A process that is killed mostly "
+                f"expected to train a stack of {members}, but {deaths} processes died with it; the "
+                f"last one: {how}. What was trained is saved. A process that is killed mostly "
                 "had too little memory: try fewer with --processes"
             )
         )
