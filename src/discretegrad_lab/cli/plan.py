@@ -182,7 +182,8 @@ def _label(run: "Run") -> str:
     changed = [
         f"{field.name.replace('_', ' ')} {value}"
         for field in fields(run)
-        if field.name not in run.member_fields
+        # member_fields call it line
+        if field.name not in (*run.member_fields, "own_line")
         and (value := getattr(run, field.name)) != field.default
     ]
     return ", ".join([run.task, *changed])

@@ -255,7 +255,8 @@ def _serve(connection: Connection, threads: int) -> None:
     if hasattr(os, "setpgrp"):
         # Ctrl-C is for the parent, which passes it on
         os.setpgrp()
-    torch.set_num_threads(threads)
+    # not more than a user has asked for
+    torch.set_num_threads(min(threads, torch.get_num_threads()))
 
     def report(events: list[bytes]) -> str | None:
         try:
