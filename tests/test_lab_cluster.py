@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from discretegrad_lab import tasks
-from discretegrad_lab.runs import cluster, connection, worker
+from discretegrad_lab.runs import cluster, connection, jobs, worker
 from discretegrad_lab.runs.desk import Desk
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
@@ -667,7 +667,7 @@ def test_failures_of_all_nodes_are_counted_together(tmp_path):
 
 def test_a_listener_knows_which_stack_an_event_is_of():
     (a, b), notes = seeds(RUN, 2), Notes()
-    forward = cluster._Forward(notes)
+    forward = jobs.Forward(notes)
     forward(0, "stack_started", ((a,), 0, 8, 10))
     forward(0, "epoch_done", (1, {}, 0.1))
     forward(1, "stack_started", ((b,), 3, 8, 10))
@@ -689,7 +689,7 @@ def test_a_listener_knows_which_stack_an_event_is_of():
     # one that wants to tell the turn of a stack from its start
     turns = []
     notes.stack_again = lambda *arguments: turns.append(arguments)
-    forward = cluster._Forward(notes)
+    forward = jobs.Forward(notes)
     forward(0, "stack_started", ((a,), 0, 8, 10))
     forward(1, "stack_started", ((b,), 0, 8, 10))
     forward(0, "epoch_done", (1, {}, 0.1))

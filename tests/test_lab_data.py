@@ -5,9 +5,11 @@ import dataclasses
 import errno
 import gzip
 import hashlib
+import io
 import os
 import signal
 import struct
+import tarfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +20,7 @@ import torch
 from typer.testing import CliRunner
 
 from discretegrad_lab.cli import app
-from discretegrad_lab.tasks import data
+from discretegrad_lab.tasks import data, download
 
 SHAPES = {
     "train-images-idx3-ubyte.gz": (6, 28, 28),
@@ -254,7 +256,7 @@ def test_fetch_keeps_what_is_whole_and_replaces_what_is_damaged(tmp_path, server
 
 
 def test_fetch_reports_its_progress(tmp_path, monkeypatch, server):
-    monkeypatch.setattr(data, "_AT_ONCE", 1000)
+    monkeypatch.setattr(download, "_AT_ONCE", 1000)
     calls = []
     data.fetch("mnist", tmp_path, lambda *call: calls.append(call))
     for name, content in CONTENT.items():
@@ -317,10 +319,10 @@ def test_a_download_that_fails_leaves_what_was_there(
         server.announced[TRAIN] = 1_000_000 if trouble == "too large" else None
     elif trouble == "slow":
         server.pause = 0.15
-        monkeypatch.setattr(data, "_LONGEST", 0.1)
+        monkeypatch.setattr(download, "_LONGEST", 0.1)
     elif trouble == "silent":
         server.silence = 0.3
-        monkeypatch.setattr(data, "_ANSWER", 0.1)
+        monkeypatch.setattr(download, "_ANSWER", 0.1)
     elif trouble == "full disk":
         monkeypatch.setattr(data.os, "fsync", full)
     with pytest.raises((data.DataError, KeyboardInterrupt), match=TROUBLE[trouble]):
@@ -355,8 +357,8 @@ def test_a_signal_leaves_no_part_of_a_file(tmp_path, monkeypatch, server, number
     def stop(response, file, path, progress):
         receive(response, file, path, lambda *_: signal.raise_signal(number))
 
-    receive = data._receive
-    monkeypatch.setattr(data, "_receive", stop)
+    receive = data.receive
+    monkeypatch.setattr(data, "receive", stop)
     before = signal.getsignal(number)
     result = CliRunner().invoke(app, ["data", "fetch", "mnist", "--data", str(tmp_path)])
     assert result.exit_code == 130
@@ -377,18 +379,19 @@ def test_a_plain_file_may_have_another_name_at_its_source_or_none(tmp_path, monk
     content, lost = b"a line\n", b"lines\n"
     server.content["elsewhere/lines.txt"] = content
     files = (
-        data.PlainFile("a.txt", len(content), hashlib.sha256(content).hexdigest(),
+        data.PlainFile("a.txt", hashlib.sha256(content).hexdigest(), len(content),
                        f"{server.address}elsewhere/lines.txt"),
-        data.PlainFile("b.txt", len(lost), hashlib.sha256(lost).hexdigest()),
+        data.PlainFile("b.txt", hashlib.sha256(lost).hexdigest(), len(lost)),
     )  # fmt: skip
-    monkeypatch.setitem(data.DATA_SETS, "plain", data.DataSet("plain", files))
+    plain = data.DataSet("plain", files, (), instead="copy it")
+    monkeypatch.setitem(data.DATA_SETS, "plain", plain)
     place = tmp_path / "plain" / "b.txt"
     with pytest.raises(
-        data.DataError, match=rf"\(the public has none\); copy the file to {place}$"
+        data.DataError, match=f"expected to download b.txt, but copy it to {place}$"
     ):
         data.fetch("plain", tmp_path)
-    assert data.read_file("plain", "a.txt", tmp_path) == (tmp_path / "plain" / "a.txt", content)
-    with pytest.raises(data.DataError, match="got none; it is not public: name the directory that"):
+    assert data.read_file("plain", "a.txt", tmp_path) == content
+    with pytest.raises(data.DataError, match="got none; copy it, or name the directory that"):
         data.read_file("plain", "b.txt", tmp_path)
     place.write_bytes(lost)
     assert data.fetch("plain", tmp_path) == []
@@ -398,6 +401,70 @@ def test_a_plain_file_may_have_another_name_at_its_source_or_none(tmp_path, monk
     (tmp_path / "plain" / "a.txt").unlink()
     with pytest.raises(data.DataError, match="14 bytes or more, expected 7 at most"):
         data.fetch("plain", tmp_path)
+
+
+# files that are published together
+
+
+def packed(**content):
+    """A compressed tar file with a folder."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, inside in content.items():
+            member = tarfile.TarInfo(f"folder/{name}")
+            member.size = len(inside)
+            archive.addfile(member, io.BytesIO(inside))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def together(monkeypatch, server):
+    """Two files in an archive; a function that changes what is in it."""
+
+    def plain(name, content):
+        return data.PlainFile(name, hashlib.sha256(content).hexdigest(), len(content))
+
+    def serve(**content):
+        whole = packed(**content)
+        server.content["both.tar.gz"] = whole
+        pair = plain("a", b"first"), plain("b", b"second")
+        archive = plain("both.tar.gz", whole)
+        made = data.DataSet("pair", pair, (server.address,), archive)
+        monkeypatch.setitem(data.DATA_SETS, "pair", made)
+
+    serve(a=b"first", b=b"second")
+    return serve
+
+
+def test_an_archive_is_fetched_once_and_unpacked(tmp_path, server, together):
+    folder = tmp_path / "pair"
+    assert data.fetch("pair", tmp_path) == [folder / "a", folder / "b"]
+    assert files(tmp_path) == ["a", "b"]
+    assert data.read_file("pair", "b", tmp_path) == b"second"
+    assert data.fetch("pair", tmp_path) == []
+    # only what is missing is replaced, and an archive that is there is used
+    (folder / "b").write_bytes(b"damaged")
+    (folder / "both.tar.gz").write_bytes(server.content["both.tar.gz"])
+    assert data.fetch("pair", tmp_path) == [folder / "b"]
+    assert server.asked == ["both.tar.gz"]
+    assert files(tmp_path) == ["a", "b", "both.tar.gz"]
+
+
+def test_an_archive_with_other_files_is_refused(tmp_path, server, together):
+    for content, words in (
+        ({"a": b"first"}, "expected both.tar.gz with a, b"),
+        ({"a": b"first", "b": b"sEcond"}, "expected b with sha256"),
+        ({"a": b"first", "b": b"second and more"}, "expected b with sha256"),
+    ):
+        together(**content)
+        with pytest.raises(data.DataError, match=words):
+            data.fetch("pair", tmp_path)
+        assert files(tmp_path) == ["a"]
+        (tmp_path / "pair" / "a").unlink()
+    server.content["both.tar.gz"] = b"no archive"
+    with pytest.raises(data.DataError, match="wrong checksum"):
+        data.fetch("pair", tmp_path)
+    assert files(tmp_path) == []
 
 
 REAL = os.environ.get("DISCRETEGRAD_DATA")

@@ -3,7 +3,8 @@
 What takes long to import is imported where it is used: torch takes seconds, and help should not.
 """
 
-from . import data, doctor, list, measure, plot, report, run  # noqa: F401  (each adds its command)
+# each adds its command
+from . import data, doctor, list, measure, own, plot, report, run  # noqa: F401
 from .common import app
 
 __all__ = ["app"]

@@ -81,10 +81,12 @@ def check(names: Names = None, directory: common.DataDirectory = None) -> None:
 
 
 def _needed() -> dict[str, None]:
-    """Data sets of all recipes."""
+    """Data sets of all recipes, but for those that cannot be fetched."""
     from ..tasks import recipes
+    from ..tasks.data import DATA_SETS
 
-    return dict.fromkeys(name for recipe in recipes().values() for name in recipe.data)
+    names = dict.fromkeys(name for recipe in recipes().values() for name in recipe.data)
+    return {name: None for name in names if name in DATA_SETS and DATA_SETS[name].sources}
 
 
 def _known(name: str) -> str:

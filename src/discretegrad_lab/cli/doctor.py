@@ -175,7 +175,8 @@ def _data_found(directory: Path | None) -> Iterator[Part]:
     from ..tasks.data import DATA_SETS, check
 
     reports = check(directory)
-    for name in DATA_SETS:
+    for name, data_set in DATA_SETS.items():
+        remedy = data_set.instead or f"`discretegrad data fetch {name}`"
         files = [file for file in reports if file.data_set == name]
         bad = [file for file in files if file.state != "ok"]
         if not bad:
@@ -186,7 +187,7 @@ def _data_found(directory: Path | None) -> Iterator[Part]:
             yield Part(
                 f"data set {name}",
                 " and ".join(states),
-                f"`discretegrad data fetch {name}`, or say where it is with --data.",
+                f"{remedy[:1].upper()}{remedy[1:]}, or say where it is with --data.",
             )
 
 

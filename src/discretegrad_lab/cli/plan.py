@@ -182,7 +182,7 @@ def _label(run: "Run") -> str:
     changed = [
         f"{field.name.replace('_', ' ')} {value}"
         for field in fields(run)
-        # of a line it is the member's, too
+        # member_fields call it line
         if field.name not in (*run.member_fields, "own_line")
         and (value := getattr(run, field.name)) != field.default
     ]

@@ -91,6 +91,15 @@ def run(
     engine: Annotated[
         Engine, typer.Option(help="Train in this process or on a Ray cluster.")
     ] = Engine.local,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train in so many processes side by side on one device. It pays for models whose "
+            "stacks cannot grow and leave a GPU mostly idle.",
+        ),
+    ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Of a cluster, or auto; by default one is started."),
@@ -110,6 +119,7 @@ def run(
     again at any time, and in several terminals at once.
     """
     from ..runs import cluster, execute
+    from ..runs import processes as several
     from ..runs.listener import Together
     from ..runs.options import StackOptions
     from ..runs.store import Store
@@ -121,6 +131,8 @@ def run(
         with common.checking_input():
             if ray_address is not None and engine is not Engine.ray:
                 raise ValueError("expected --engine ray with --ray-address, got none; add it")
+            if processes is not None and engine is Engine.ray:
+                raise ValueError("expected one of --processes and --engine ray, got both")
             if quiet and json_lines:
                 raise ValueError("expected one of --quiet and --json, got both; choose one")
             selection = Selection([recipe], seeds, estimators, changes)
@@ -170,12 +182,19 @@ def run(
                         listener=together,
                         **options,
                     )
+                looked_at = chosen if silent else announced(chosen)
+                announce = None if silent else _announce
+                if processes is not None:
+                    return several.execute(
+                        looked_at,
+                        wanted.store.root,
+                        processes=processes,
+                        listener=together,
+                        announce=announce,
+                        **options,
+                    )
                 return execute.execute(
-                    chosen if silent else announced(chosen),
-                    wanted.store,
-                    listener=together,
-                    announce=None if silent else _announce,
-                    **options,
+                    looked_at, wanted.store, listener=together, announce=announce, **options
                 )
 
             with _explaining_memory(wanted):
@@ -301,10 +320,11 @@ def _explaining_memory(wanted: Wanted) -> Iterator[None]:
     import torch
 
     from ..runs.connection import ClusterError
+    from ..runs.processes import ProcessLost
 
     try:
         yield
-    except ClusterError as error:
+    except (ClusterError, ProcessLost) as error:
         raise common.Refused(str(error), common.FAILED) from error
     except torch.OutOfMemoryError as error:
         raise common.Refused(

@@ -133,7 +133,19 @@ class Verdict:
         return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
 
 
-Item: TypeAlias = Figure | TextTable | Verdict
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that is drawn already."""
+
+    title: str
+    caption: str
+    svg: str
+    """An SVG element, which stands in the page as it is."""
+    file: str
+    """The name of a file for it beside the report."""
+
+
+Item: TypeAlias = Figure | TextTable | Drawing | Verdict
 
 
 @dataclass(frozen=True)
@@ -155,6 +167,11 @@ class Section:
     def tables(self) -> list[TextTable]:
         """Its tables alone."""
         return [item for item in self.items if isinstance(item, TextTable)]
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Its drawings alone."""
+        return [item for item in self.items if isinstance(item, Drawing)]
 
     @property
     def verdicts(self) -> list[Verdict]:

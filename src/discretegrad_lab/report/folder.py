@@ -35,6 +35,7 @@ def contents(folder: Path) -> dict[str, str]:
     """What the files of a report should have in them, by name."""
     results, whole = read_section(folder)
     return {
+        **{drawing.file: drawing.svg for drawing in whole.drawings},
         REPORT: to_markdown(whole),
         TABLE: entries_csv(entries(of_results(results, folder), results)),
         CLAIMS: verdicts_csv(whole),
@@ -56,6 +57,7 @@ def gather(
     ``damaged`` takes the reasons why runs cannot be read.
     """
     curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
+    curves_of += reading.traced
     stored = collect(reading.name, runs, store, curves_of, damaged)
     stored = mark_dropped(stored, reading.goals(runs, store), store)
     own, everything = read(results / reading.name), reading.runs()

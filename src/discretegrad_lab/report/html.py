@@ -12,7 +12,18 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from .document import LARGEST, Curve, Figure, Page, Section, TextTable, Verdict, printable, usable
+from .document import (
+    LARGEST,
+    Curve,
+    Drawing,
+    Figure,
+    Page,
+    Section,
+    TextTable,
+    Verdict,
+    printable,
+    usable,
+)
 
 # the page's backgrounds, also in page.html; lines keep a contrast of 3 to 1 to them
 LIGHT, DARK = "#ffffff", "#14171b"
@@ -32,7 +43,12 @@ MARKS = (
     "M-4.8 0L3.2 -4.6V4.6Z",  # triangle that points left
     "M4.8 0L-3.2 -4.6V4.6Z",  # triangle that points right
 )
-_GROUPS = {Figure: ("div", "figures"), TextTable: ("div", "tables"), Verdict: ("ul", "verdicts")}
+_GROUPS = {
+    Figure: ("div", "figures"),
+    TextTable: ("div", "tables"),
+    Drawing: ("div", "tables"),
+    Verdict: ("ul", "verdicts"),
+}
 """The element around items of a kind, and its class."""
 
 
@@ -69,6 +85,8 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
             if isinstance(item, Figure):
                 figures.append(item)
                 inside.append(_figure(item, f"figure-{len(figures)}"))
+            elif isinstance(item, Drawing):
+                inside.append(_drawing(item))
             else:
                 inside.append(_table(item) if isinstance(item, TextTable) else _verdict(item))
         if kind is Verdict:
@@ -121,6 +139,18 @@ def _table(table: TextTable) -> str:
             *body,
             "</tbody></table></div>",
             f'<ul class="notes">{notes}</ul></div>' if notes else "</div>",
+        ]
+    )
+
+
+def _drawing(drawing: Drawing) -> str:
+    """It scrolls by itself, as a wide table does."""
+    return "\n".join(
+        [
+            f'<div class="table"><div class="caption"><h3>{_inline(drawing.title)}</h3>'
+            f"{_paragraphs(drawing.caption)}</div>",
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(drawing.title)}">',
+            f"{drawing.svg}</div></div>",
         ]
     )
 

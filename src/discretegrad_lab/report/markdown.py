@@ -18,6 +18,9 @@ def to_markdown(section: Section) -> str:
         parts += [f"## {_line(table.title)}", _line(table.caption)]
         parts += [_pipes(table.headings, table.rows)]
         parts += ["\n".join(f"- {_line(note)}" for note in table.notes)] if table.notes else []
+    for drawing in section.drawings:
+        parts += [f"## {_line(drawing.title)}", _line(drawing.caption)]
+        parts += [f"Drawn in `{drawing.file}`."]
     if section.verdicts:
         headings = ("the paper says", "where", "verdict", "numbers")
         parts += ["## Claims", section.rule, _pipes(headings, _lines(section))]

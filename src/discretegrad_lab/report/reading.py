@@ -21,7 +21,7 @@ from ..runs.store import Store
 from ..stack.config import Run
 from ..stack.lines import LINES
 from ..stack.lines import line as line_of
-from ..tasks.base import Claim, Metric, Recipe, Table, Task
+from ..tasks.base import Claim, Exhibit, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, describe
 from ..tasks.halving import Goal, Halving
 from .results import configuration
@@ -73,6 +73,10 @@ class Reading:
     """How fields of the configuration read."""
     halving: Halving | None = None
     """Where runs were dropped, if it is a search."""
+    traced: tuple[str, ...] = ()
+    """Names of further metrics whose curves are kept."""
+    exhibits: Callable[[Results], Sequence[Exhibit]] = lambda results: ()
+    """Makes the parts of a report that only a task can."""
     goals: Callable[[Sequence[Run], Store], Mapping[Run, Goal]] = lambda runs, store: {}
     """How far runs of a search are to be trained, by what a store has."""
     runs: Callable[[], Sequence[Run]] = list
@@ -130,7 +134,7 @@ def of_recipe(recipe: Recipe) -> Reading:
     """The reading of a recipe."""
     task = recipe.task
     ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
-    same = ("name", *_TEXTS, *_TUPLES, "curves", "published")
+    same = ("name", *_TEXTS, *_TUPLES, "curves", "published", "traced", "exhibits")
     return Reading(
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),

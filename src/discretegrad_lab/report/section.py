@@ -1,7 +1,8 @@
 """A report put together from results: curves, tables and verdicts."""
 
+from ..tasks.base import Exhibit
 from ..tasks.evidence import Results
-from .document import Item, Page, Section
+from .document import Drawing, Item, Page, Section, TextTable
 from .entries import entries
 from .figures import figures
 from .measures import measured_tables
@@ -21,10 +22,18 @@ def section(reading: Reading, results: Results) -> Section:
             else search_tables(reading, reading.halving, results)
         ),
         *measured_tables(reading, results),
+        *(_shown(exhibit) for exhibit in reading.exhibits(results)),
         *(judge(claim, results) for claim in reading.claims),
     ]
     rule = RULE if reading.claims else ""
     return Section(reading.heading, _state(reading, results), tuple(items), rule)
+
+
+def _shown(exhibit: Exhibit) -> Item:
+    """What a task has made, as a part of the report."""
+    if exhibit.drawing:
+        return Drawing(exhibit.title, exhibit.caption, exhibit.drawing, exhibit.file)
+    return TextTable(exhibit.title, exhibit.caption, exhibit.headings, exhibit.rows, exhibit.notes)
 
 
 def page(section: Section) -> Page:

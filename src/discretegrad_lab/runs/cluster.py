@@ -9,11 +9,10 @@ import contextlib
 import logging
 import math
 import pickle
-import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,13 @@ from filelock import FileLock, Timeout
 from ..stack.config import Run
 from .connection import Lifeline, connected, import_ray, lost, resources
 from .desk import Desk
-from .listener import Listener, Outcome, Together
+from .jobs import Job, user_files
+from .listener import Listener, Outcome
 from .options import STACK_OPTIONS, StackOptions
 from .plan import Estimate
 from .signals import stop_signals
-from .store import Store, StoreError
-from .worker import GROUPS, Interrupted, Place, packed, plan, train, value
+from .store import StoreError
+from .worker import Interrupted, Place, packed, plan, train, value
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def execute(
             kind,
             data and data.absolute(),
             stacks,
-            files=_user_files(configs),
+            files=user_files(configs),
         )
         job = _Job(ray, configs, place, listener, Lifeline(ray))
         try:
@@ -98,7 +98,7 @@ def execute(
     return job.outcome()
 
 
-class _Job:
+class _Job(Job):
     """One call of ``execute``."""
 
     def __init__(
@@ -109,19 +109,8 @@ class _Job:
         listener: Listener | None,
         lifeline: Lifeline,
     ) -> None:
-        self.ray, self.runs, self.store, self.place = ray, runs, Store(place.root), place
-        self.lifeline = lifeline
-        self.listener = Together(*([] if listener is None else [listener]))
-        self.forward = _Forward(self.listener)
-        self.fate: dict[Run, str] = {}
-        """What became of a run: a field of an outcome."""
-        self.failed: set[Run] = set()
-        self.damaged: dict[Run, str] = {}
-        self.stop: str | None = None
-        """Why the workers are to stop."""
-        self.stopped_by: str | None = None
-        self.abandoned = False
-        self.errors: list[Exception] = []
+        super().__init__(runs, place, listener)
+        self.ray, self.lifeline = ray, lifeline
         self.options: dict[str, Any] = {
             "num_cpus": 1,
             "num_gpus": 1 if place.device == "cuda" else 0,
@@ -134,14 +123,7 @@ class _Job:
         remote = self.ray.remote(**self.options)(plan)
         arguments = (packed(self.runs), self.place, workers)
         planned: Estimate = value(self._answer(remote.remote(*arguments)))
-        self.stacks = [stack.runs for stack in planned.stacks]
-        self.fate |= dict.fromkeys(planned.done, "already")
-        self.damaged |= planned.damaged
-        for run, reason in planned.damaged.items():
-            self.listener.run_damaged(run, reason)
-        self._count_failures()
-        to_do = {run for stack in self.stacks for run in stack}
-        self.listener.planned(planned.done, [run for run in self.runs if run in to_do])
+        self.planned(planned)
 
     def _answer(self, reference: Any) -> Any:
         """What a reference stands for, once that is known."""
@@ -220,7 +202,7 @@ class _Job:
             outcome: Outcome = value(ray.get(task))
         except ray.exceptions.TaskCancelledError:
             self.stopped_by = self.stopped_by or "budget"
-            self._look(stack)
+            self.look(stack)
         except ray.exceptions.RayError as error:
             # the others can go on
             self.errors.append(lost(error))
@@ -228,74 +210,7 @@ class _Job:
             self.errors.append(error)
             self.stop = self.stop or "error"
         else:
-            for name in GROUPS:
-                self.fate |= dict.fromkeys(getattr(outcome, name), name)
-            self.failed |= {*outcome.failed}
-            self.damaged |= outcome.damaged
-            self._count_failures()
-            self.stopped_by = self.stopped_by or outcome.stopped_by
-            self.abandoned = self.abandoned or outcome.abandoned
-            if again:
-                # the worker before may have got so far
-                self._look(outcome.already)
-
-    def _count_failures(self) -> None:
-        """Stop if more runs have failed, on all nodes together, than may."""
-        most = self.place.stacks.max_failures
-        if most is not None and len(self.damaged) >= most:
-            self.stop = self.stop or "failures"
-
-    def _look(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            status = self.store.status(run, quick=True)
-            reached = status.epoch >= self.place.stacks.end(run)
-            self.fate[run] = status.state if status.done else "reached" if reached else "stopped"
-
-    def outcome(self) -> Outcome:
-        """Afterwards."""
-        groups: dict[str, Any] = {
-            name: tuple(run for run in self.runs if self.fate.get(run) == name) for name in GROUPS
-        }
-        # if there is more to come, a signal counts also where all of this was done
-        more = self.place.stacks.until is not None
-        return Outcome(
-            **groups,
-            failed=tuple(run for run in self.runs if run in self.failed),
-            damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
-            stopped_by=(self.stop or self.stopped_by) if self.stopped_by or more else None,
-            abandoned=self.abandoned,
-        )
-
-
-class _Forward:
-    """Passes what workers report on to a listener, which knows one stack at a time."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._again: Callable[..., None] = getattr(listener, "stack_again", listener.stack_started)
-        self._present: int | None = None
-        self._started: dict[int, tuple[Any, ...]] = {}
-        self._told: set[tuple[str, Run]] = set()
-
-    def __call__(self, stack: int, name: str, arguments: tuple[Any, ...]) -> None:
-        if name in ("run_damaged", "run_elsewhere"):
-            # a second worker of the same stack says so again
-            if (name, arguments[0]) in self._told:
-                return
-            self._told.add((name, arguments[0]))
-        elif name == "stack_started":
-            self._present, self._started[stack] = stack, arguments
-        elif stack not in self._started:
-            # the desk died with the start
-            return
-        else:
-            runs, _, *rest = self._started[stack]
-            if stack != self._present:
-                self._present = stack
-                self._again(*self._started[stack])
-            if name == "epoch_done":
-                self._started[stack] = (runs, arguments[0], *rest)
-        getattr(self._listener, name)(*arguments)
+            self.ended(outcome, again=again)
 
 
 @contextlib.contextmanager
@@ -324,10 +239,3 @@ def _token(root: Path) -> Iterator[Path]:
     finally:
         path.unlink(missing_ok=True)
         lock.release()
-
-
-def _user_files(runs: Iterable[Run]) -> tuple[Path, ...]:
-    """Files that workers must load before they can have these runs."""
-    modules = {type(run).__module__: sys.modules[type(run).__module__] for run in runs}
-    names = [vars(module) for module in modules.values()]
-    return tuple(sorted(Path(x["__file__"]) for x in names if "__digest__" in x))

@@ -1,4 +1,4 @@
-"""What workers of a cluster do: they plan, train a stack, and report."""
+"""What workers do, on a cluster or beside each other: they plan, train a stack, and report."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from .connection import ClusterError
 from .execute import execute
 from .listener import REASONS, Listener, Outcome
 from .options import STACK_OPTIONS, StackOptions
-from .plan import Estimate, estimate
+from .plan import Estimate, estimate, memory_of
 from .signals import STOP
 from .store import Store
 
@@ -40,6 +40,8 @@ class Place(NamedTuple):
     """A file of the store that the driver has written."""
     files: tuple[Path, ...] = ()
     """Python files of users that runs come from."""
+    sharing: int = 1
+    """How many workers share the device."""
 
 
 class Interrupted(Exception):
@@ -50,7 +52,7 @@ class Reporter(Listener):
     """Reports from a worker; if it hears that it must stop, it interrupts ``execute``."""
 
     def __init__(self, report: Callable[[list[bytes]], str | None], node: str) -> None:
-        self._report, self._node = report, node
+        self._report, self.node = report, node
         self._waiting: list[bytes] = []
         self._last = -math.inf
         self._interrupted = self._wrapped = False
@@ -58,7 +60,7 @@ class Reporter(Listener):
 
     def run_damaged(self, run: Run, reason: str) -> None:
         """With the node, whose view of the storage may be the problem."""
-        self._waiting.append(_event("run_damaged", run, _at(reason, self._node)))
+        self._waiting.append(_event("run_damaged", run, _at(reason, self.node)))
 
     def run_elsewhere(self, run: Run) -> None:
         """Later."""
@@ -154,7 +156,8 @@ def value(returned: _T | Failure) -> _T:
 
 
 def _at(message: str, node: str) -> str:
-    return f"{message} (on the node {node})"
+    """A message with the node it comes from, if there is more than one."""
+    return f"{message} (on the node {node})" if node else message
 
 
 def packed(runs: Sequence[Run]) -> bytes:
@@ -173,13 +176,18 @@ def plan(runs: bytes, place: Place, workers: int) -> Estimate | Failure:
     """Cut runs into stacks; in a worker, since only that knows its memory."""
     try:
         configs, store = _unpacked(runs, place), Store(place.root)
-        largest, until = place.stacks.largest_stack, place.stacks.until
-        whole = estimate(configs, store, device=place.device, largest_stack=largest, until=until)
+        largest = place.stacks.largest_stack
+        options: dict[str, Any] = {
+            "device": place.device,
+            "until": place.stacks.until,
+            "bytes_per_member": lambda run: place.sharing * memory_of(run),
+        }
+        whole = estimate(configs, store, largest_stack=largest, **options)
         if 0 < len(whole.stacks) < workers:
             # one round of stacks for all workers
             share = math.ceil(whole.members / workers)
             share = min(share, largest or share)
-            return estimate(configs, store, device=place.device, largest_stack=share, until=until)
+            return estimate(configs, store, largest_stack=share, **options)
         return whole
     except Exception as error:
         return Failure.of(error, platform.node())
@@ -192,6 +200,19 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
     if why is not None:
         return Outcome(stopped=_unpacked(runs, place), stopped_by=why)
     reporter = Reporter(lambda events: _reply(desk.report.remote(number, events)), node)
+    outcome = train_stack(runs, place, left, reporter)
+    if isinstance(outcome, Failure):
+        return outcome
+    if outcome.stopped_by not in (None, *REASONS) and reporter.told is None:
+        # its node goes, or a part of it; Ray finds another one
+        raise Interrupted(outcome.stopped_by)
+    if outcome.stopped_by is not None:
+        _reply(desk.shut.remote(outcome.stopped_by))
+    return outcome
+
+
+def train_stack(runs: bytes, place: Place, left: float, reporter: Reporter) -> Outcome | Failure:
+    """Train a stack within so many seconds; its claims are free again then."""
     try:
         _check_shared(place)
         outcome = execute(
@@ -205,14 +226,9 @@ def train(desk: Any, number: int, runs: bytes, place: Place) -> Outcome | Failur
         )
     except Exception as error:
         reporter.end()
-        return Failure.of(error, node)
+        return Failure.of(error, reporter.node)
     reporter.end()
-    if outcome.stopped_by not in (None, *REASONS) and reporter.told is None:
-        # its node goes, or a part of it; Ray finds another one
-        raise Interrupted(outcome.stopped_by)
-    if outcome.stopped_by is not None:
-        _reply(desk.shut.remote(outcome.stopped_by))
-    damaged = {run: _at(reason, node) for run, reason in outcome.damaged.items()}
+    damaged = {run: _at(reason, reporter.node) for run, reason in outcome.damaged.items()}
     fields = {
         name: getattr(outcome, name) for name in (*GROUPS, "failed", "stopped_by", "abandoned")
     }

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 from .lines import LINES, Line, line, order
-from .schedules import KINDS, Schedule
+from .schedules import KINDS, Kind, Schedule
 
 # raise it when the same configuration would give other results than before
 VERSION = 2
@@ -52,12 +52,12 @@ class Run:
     """Whether matrix products may round their factors to 10 bits, on GPUs that can."""
     own_line: Line | None = None
     """The line, if it is none of the paper's."""
-    schedule: Literal["constant", "cosine", "linear", "exponential", "step"] = "constant"
+    schedule: Kind = "constant"
     """Of the learning rate, see ``Schedule``."""
     schedule_factor: float = 0.0
     """What the learning rate is multiplied by at the end, or at each step."""
     schedule_every: int = 1
-    """Epochs between the steps of the schedule step."""
+    """Epochs between the steps of the schedules step and cosine-steps."""
     clip_norm: float | None = None
     """The largest norm of a member's gradient."""
 

@@ -23,13 +23,19 @@ class Group:
     """Leaves, (members of the group, ...)."""
     members: range
     optimisers: Sequence[str]
-    """``"adam"`` or ``"radam"``."""
+    """``"adam"`` or ``"radam"``; or ``"sgd"`` for all members, with Nesterov's momentum."""
     learning_rates: Sequence[float]
     schedules: Sequence[Schedule]
     clip_norms: Sequence[float | None]
     """The largest norm of a member's gradient of the whole group; None for no limit."""
     loss: str = ""
     """Which of ``Model.loss_names`` it minimises; the first one by default."""
+    beta: float = 0.9
+    """The share of the running mean of gradients that a step keeps: Adam's first beta, or the
+    momentum of sgd."""
+    decay: float = 0.0
+    """Times the parameters, this is added to the gradient (L2, as ``weight_decay`` of
+    ``torch.optim.Adam`` and ``SGD``)."""
 
     @classmethod
     def of_runs(
@@ -75,6 +81,9 @@ class Model:
     one_thread: ClassVar[bool] = False
     """Whether its tensors are too small for several threads of a CPU, which would wait for each
     other longer than they work, above all where other processes use the cores."""
+    in_turn: ClassVar[bool] = False
+    """Whether the losses of a step are computed one after the other by ``loss``, each with the
+    parameters that the losses before it have updated; otherwise ``losses`` gives all at once."""
     capture: ClassVar[Literal["whole", "buckets", "none"]] = "whole"
     """What a CUDA graph may hold: any number of steps one after the other; one step, a graph for
     each value of ``prepare``; or nothing."""
@@ -129,6 +138,11 @@ class Model:
 
     def losses(self) -> Mapping[str, Tensor]:
         """The losses of the next step by name, (members,) each."""
+        raise NotImplementedError
+
+    def loss(self, name: str) -> Tensor:
+        """One loss of the next step, (members,); asked for in the order of ``loss_names``, if they
+        come in turn."""
         raise NotImplementedError
 
     def evaluate(self, epoch: int) -> Mapping[str, Tensor]:

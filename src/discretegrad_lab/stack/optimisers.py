@@ -1,7 +1,7 @@
 """Adam and RAdam for stacks: every member with its own rule, learning rate and step count.
 
-The rules are those of ``torch.optim.Adam`` and ``torch.optim.RAdam`` with torch's betas and eps and
-without weight decay. On a CPU and not compiled, they give every member bit for bit the parameters
+The rules are those of ``torch.optim.Adam`` and ``torch.optim.RAdam`` with torch's second beta and
+eps. On a CPU and not compiled, they give every member bit for bit the parameters
 that ``torch.optim`` would; else they round differently in places.
 """
 
@@ -65,18 +65,26 @@ def either(p: Tensor, m: Tensor, root: Tensor, s: Scalars) -> Tensor:
 RULES = {"adam": adam, "radam": radam, "either": either}
 
 
-def updated(rule: str, state: State, g: Tensor, s: Scalars) -> State:
+def updated(rule: str, state: State, g: Tensor, s: Scalars, beta1: float = BETA1) -> State:
     """The state after a step with gradient ``g``, as if all members were alive; elementwise."""
     p, m, v = state
-    m = torch.lerp(m, g, 1 - BETA1)
+    m = torch.lerp(m, g, 1 - beta1)
     v = torch.addcmul(v * BETA2, g, g, value=1 - BETA2)
     return RULES[rule](p, m, v.sqrt(), s), m, v
 
 
-def _apply(rule: str, states: Sequence[State], gradients: Sequence[Tensor], s: Scalars) -> None:
+def _apply(
+    rule: str,
+    states: Sequence[State],
+    gradients: Sequence[Tensor],
+    s: Scalars,
+    beta1: float = BETA1,
+    decay: float = 0.0,
+) -> None:
     """A step of the living members, in place; one pass over the memory where compiled."""
     for state, gradient in zip(states, gradients, strict=True):
-        new = updated(rule, state, gradient.reshape(state[0].shape), s)
+        g = gradient.reshape(state[0].shape)
+        new = updated(rule, state, g.add(state[0], alpha=decay) if decay else g, s, beta1)
         for old_part, new_part in zip(state, new, strict=True):
             torch.where(s.alive, new_part, old_part, out=old_part)
 
@@ -112,7 +120,7 @@ def clipped(gradients: Sequence[Tensor], longest: Tensor) -> list[Tensor]:
 
 
 @lru_cache
-def corrections() -> Tensor:
+def corrections(beta1: float = BETA1) -> Tensor:
     """``first``, ``second`` and ``rectification`` of every step until they no longer change.
 
     (steps, 3), float64. A table, since ``torch.optim`` has them from Python's floats: powers round
@@ -121,7 +129,7 @@ def corrections() -> Tensor:
     rows = [(1.0, 1.0, 0.0)]  # of members that never made a step
     limit = 2 / (1 - BETA2) - 1
     for step in map(float, count(1)):
-        first = 1 - BETA1**step
+        first = 1 - beta1**step
         second = 1 - BETA2**step
         rho = limit - 2 * step * (BETA2**step) / second
         factor = 0.0
@@ -146,6 +154,8 @@ class Optimiser:
             one also for all that follow; constant by default.
         clip_norms: For each member the largest norm of its gradient, None for no limit; a larger
             gradient is shortened as ``torch.nn.utils.clip_grad_norm_`` does.
+        beta1: Adam's first beta.
+        decay: Times the parameters, this is added to the gradient.
         compile: Whether ``torch.compile`` fuses the update of a parameter; by default it does so
             for large stacks on a GPU.
 
@@ -161,6 +171,8 @@ class Optimiser:
         *,
         schedules: Sequence[Sequence[float]] | None = None,
         clip_norms: Sequence[float | None] | None = None,
+        beta1: float = BETA1,
+        decay: float = 0.0,
         compile: bool | None = None,
     ) -> None:
         _check(parameters, kinds, learning_rates)
@@ -173,12 +185,13 @@ class Optimiser:
             name: (p, torch.zeros_like(p), torch.zeros_like(p)) for name, p in flat.items()
         }
         self._steps = torch.zeros(members, dtype=torch.int64, device=device)
+        self._beta1, self._decay = beta1, decay
         self._rule = kinds[0] if len(set(kinds)) == 1 else "either"
         self._is_radam = torch.tensor([[kind == "radam"] for kind in kinds], device=device)
         self._rates = torch.tensor(
             [[rate] for rate in learning_rates], dtype=torch.float64, device=device
         )
-        self._table = corrections().to(device)
+        self._table = corrections(beta1).to(device)
         self._factors = None
         if schedules is not None:
             self._factors = torch.tensor(schedules, dtype=torch.float64, device=device)
@@ -208,7 +221,7 @@ class Optimiser:
         ordered = [gradients[name] for name in self._states]
         if self._longest is not None:
             ordered = clipped(ordered, self._longest)
-        self._apply(self._rule, states, ordered, scalars)
+        self._apply(self._rule, states, ordered, scalars, self._beta1, self._decay)
 
     def stacked_state(self) -> dict[str, Tensor]:
         """What members need to go on besides their parameters, (members, ...) each; not copied."""

@@ -30,6 +30,11 @@ class Sampler:
         self._numbers = [run.tau for run in runs]
         self._taus = torch.tensor(self._numbers, device=noise.device)
 
+    def set_taus(self, taus: Sequence[float]) -> None:
+        """Other temperatures than those of the runs, one for each, from now on."""
+        self._numbers = list(taus)
+        self._taus.copy_(torch.tensor(self._numbers))
+
     def __call__(self, logits: Tensor) -> Tensor:
         """Samples of the shape of the logits, (members, ..., categories)."""
         return self.at(logits, self.noise.categories(logits, self.members))

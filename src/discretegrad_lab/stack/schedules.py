@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["constant", "cosine", "linear", "exponential", "step"]
-KINDS: tuple[Kind, ...] = ("constant", "cosine", "linear", "exponential", "step")
+Kind = Literal["constant", "cosine", "linear", "exponential", "step", "cosine-steps"]
+KINDS: tuple[Kind, ...] = ("constant", "cosine", "linear", "exponential", "step", "cosine-steps")
 
 
 @dataclass(frozen=True)
@@ -13,13 +13,14 @@ class Schedule:
     """What the learning rate is multiplied by at each update.
 
     cosine, linear and exponential go from 1 at the first update to ``factor`` after the last;
-    step multiplies by ``factor`` after every ``every`` updates.
+    step multiplies by ``factor`` after every ``every`` updates. cosine-steps is a cosine that
+    changes only then.
     """
 
     kind: Kind = "constant"
     factor: float = 1.0
     every: int = 1
-    """Updates; for the kind step."""
+    """Updates; for the kinds step and cosine-steps."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -39,8 +40,10 @@ class Schedule:
         return [self._at(number, updates) for number in range(updates)]
 
     def _at(self, number: int, updates: int) -> float:
+        if self.kind == "cosine-steps":
+            number -= number % self.every
         share, end = number / updates, self.factor
-        if self.kind == "cosine":
+        if self.kind in ("cosine", "cosine-steps"):
             return end + (1 - end) * (1 + math.cos(math.pi * share)) / 2
         if self.kind == "linear":
             return 1 + (end - 1) * share

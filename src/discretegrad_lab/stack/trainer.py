@@ -18,6 +18,7 @@ import discretegrad
 
 from .config import Run, in_order
 from .model import Group, Model
+from .momentum import Momentum
 from .noise import Noise
 from .optimisers import Optimiser
 
@@ -63,16 +64,7 @@ class Stack:
         self._groups = _by_loss(self.model)
         updates = self.epochs * self.steps_per_epoch
         self.optimisers = {
-            name: Optimiser(
-                group.parameters,
-                group.optimisers,
-                group.learning_rates,
-                schedules=[schedule.factors(updates) for schedule in group.schedules]
-                if any(schedule.kind != "constant" for schedule in group.schedules)
-                else None,
-                clip_norms=group.clip_norms,
-            )
-            for name, group in self.model.groups.items()
+            name: _optimiser(group, updates) for name, group in self.model.groups.items()
         }
         members = len(self.runs)
         self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)
@@ -143,27 +135,35 @@ class Stack:
                 last = queued
 
     def _train(self) -> None:
-        losses = self.model.losses()
+        self._step += 1
+        if not self.model.in_turn:
+            self._update(self.model.losses(), self._groups)
+            return
+        for loss in self.model.loss_names:
+            groups = {loss: self._groups[loss]} if loss in self._groups else {}
+            self._update({loss: self.model.loss(loss)}, groups)
+
+    def _update(
+        self, losses: Mapping[str, Tensor], by_loss: Mapping[str, Mapping[str, Group]]
+    ) -> None:
+        """Take in some losses, and update the groups of parameters that minimise them."""
         updates: dict[str, Mapping[str, Tensor]] = {}
-        for number, (loss, groups) in enumerate(self._groups.items(), 1):
+        for number, (loss, groups) in enumerate(by_loss.items(), 1):
             leaves = [x for group in groups.values() for x in group.parameters.values()]
             gradients = iter(
-                torch.autograd.grad(
-                    losses[loss].sum(), leaves, retain_graph=number < len(self._groups)
-                )
+                torch.autograd.grad(losses[loss].sum(), leaves, retain_graph=number < len(by_loss))
             )
             for name, group in groups.items():
                 updates[name] = dict(zip(group.parameters, gradients, strict=False))
-        self._step += 1
-        for name, total in self._totals.items():
+        for name in [name for name in self._totals if name in losses]:
             values = losses[name].detach()
             first = ~values.isfinite() & (self.diverged < 0)
             torch.where(first, self._step, self.diverged, out=self.diverged)
-            total += values
+            self._totals[name] += values
         alive = self.diverged < 0
-        for name, group in self.model.groups.items():
-            own = alive[group.members.start : group.members.stop]
-            self.optimisers[name].step(updates[name], own)
+        for name, gradient in updates.items():
+            members = self.model.groups[name].members
+            self.optimisers[name].step(gradient, alive[members.start : members.stop])
 
     @torch.no_grad()
     def _note_lost(self) -> None:
@@ -232,7 +232,7 @@ class Stack:
                 tensors[f"{start}optimiser/{name}"] = group.members, x
         return tensors
 
-    def _parts(self) -> Iterator[tuple[str, Group, Optimiser]]:
+    def _parts(self) -> Iterator[tuple[str, Group, Optimiser | Momentum]]:
         """The groups with their optimisers, and how the names of their state begin."""
         for number, (name, group) in enumerate(self.model.groups.items()):
             yield f"{name}/" if number else "", group, self.optimisers[name]
@@ -260,6 +260,35 @@ class Stack:
             )
         for name, x in views.items():
             x.copy_(state[name])
+
+
+def _optimiser(group: Group, updates: int) -> Optimiser | Momentum:
+    """That of a group whose schedules go over so many updates."""
+    schedules = None
+    if any(schedule.kind != "constant" for schedule in group.schedules):
+        schedules = [schedule.factors(updates) for schedule in group.schedules]
+    if "sgd" not in group.optimisers:
+        return Optimiser(
+            group.parameters,
+            group.optimisers,
+            group.learning_rates,
+            schedules=schedules,
+            clip_norms=group.clip_norms,
+            beta1=group.beta,
+            decay=group.decay,
+        )
+    if {*group.optimisers} != {"sgd"} or any(group.clip_norms):
+        raise ValueError(
+            "expected sgd for all members of a group, without a limit of the gradient, got "
+            f"{', '.join(group.optimisers)} with limits {list(group.clip_norms)}"
+        )
+    return Momentum(
+        group.parameters,
+        group.learning_rates,
+        schedules=schedules,
+        momentum=group.beta,
+        decay=group.decay,
+    )
 
 
 def _by_loss(model: Model) -> dict[str, dict[str, Group]]:
@@ -302,13 +331,15 @@ def _no_collection() -> Iterator[None]:
 def _settings(tf32: bool, *, one_thread: bool) -> Iterator[None]:
     """Global switches of torch and the library for the time of an epoch."""
     precision, threads = torch.backends.cuda.matmul.allow_tf32, torch.get_num_threads()
+    convolutions = torch.backends.cudnn.allow_tf32
     checks = discretegrad.set_checks("never")
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     if one_thread:
         torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = precision
+        torch.backends.cudnn.allow_tf32 = convolutions
         torch.set_num_threads(threads)
         discretegrad.set_checks(checks)

@@ -17,7 +17,11 @@ FOLDERS = (
     "polynomial",
     "vae",
     "codebook",
+    "nas",
 )
+COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench."}
+"""Tasks that bring commands of their own, a ``typer.Typer`` called ``app`` in the file
+``commands.py`` of the folder, with the help of their group."""
 
 EXAMPLE = "polynomial-headline"
 """A recipe for examples."""

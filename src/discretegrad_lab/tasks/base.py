@@ -23,8 +23,8 @@ from .halving import Halving, Rung
 from .statistics import Summary
 
 __all__ = [
-    "Build", "Cell", "Claim", "Cost", "Group", "Halving", "Line", "Measures", "Metric", "Model",
-    "Picture", "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
+    "Build", "Cell", "Claim", "Cost", "Exhibit", "Group", "Halving", "Line", "Measures", "Metric",
+    "Model", "Picture", "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
 ]  # fmt: skip
 
 
@@ -150,6 +150,22 @@ class Measures:
 
 
 @dataclass(frozen=True)
+class Exhibit:
+    """A part of a report that only a task knows how to make: a table, or a drawing."""
+
+    title: str
+    caption: str
+    headings: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    """The first cell names the row."""
+    notes: tuple[str, ...] = ()
+    drawing: str = ""
+    """An SVG element, which the page shows; then there is no table."""
+    file: str = ""
+    """The name of the file that the drawing is written to beside the report."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """What all runs of a recipe took when they were last trained."""
 
@@ -180,6 +196,8 @@ class Task:
     pictures: tuple[Picture, ...] = ()
     measures: Measures | None = None
     """What `discretegrad measure` finds out about finished runs."""
+    unshown: frozenset[str] = frozenset()
+    """Names of what models measure that is kept, but not shown while they train."""
 
     def __post_init__(self) -> None:
         present = TASKS.get(self.name)
@@ -251,6 +269,13 @@ class Recipe:
     """Keys of estimators that tables, where estimators are the rows, compare all others with."""
     halving: Halving | None = None
     """Where runs stop that are worse than others, if this is a search."""
+    by_seed: bool = False
+    """Whether all estimators of a seed come before those of the next one, so that whenever training
+    stops there are about as many runs of each."""
+    traced: tuple[str, ...] = ()
+    """Names of further metrics whose curves are kept, for ``exhibits``."""
+    exhibits: Callable[[Results], Sequence[Exhibit]] = lambda results: ()
+    """Makes further parts of the report."""
 
     def __post_init__(self) -> None:
         known = {metric.name for metric in self.task.metrics}
@@ -292,7 +317,10 @@ class Recipe:
                 f"expected at least one estimator and one seed for {self.name}, got none; "
                 "leave the option out for all of them"
             )
-        return [run for key in wanted for seed in numbers for run in self.build(known[key], seed)]
+        pairs = [(key, seed) for key in wanted for seed in numbers]
+        if self.by_seed:
+            pairs = [(key, seed) for seed in numbers for key in wanted]
+        return [run for key, seed in pairs for run in self.build(known[key], seed)]
 
     def changed(self, changes: Mapping[str, Sequence[Any]]) -> "Recipe":
         """This recipe with other values of some fields of its runs, in all combinations.
@@ -334,6 +362,7 @@ class Recipe:
             cost=None,
             claims=(),
             published={},
+            exhibits=lambda results: (),
         )
 
 

@@ -6,22 +6,16 @@ user's cache directory. A file counts only if its checksum is right, so it does 
 them it comes from.
 """
 
-import contextlib
 import csv
 import gzip
 import hashlib
-import http.client
 import math
 import os
-import queue
 import secrets
 import struct
-import threading
-import time
-import urllib.error
-import urllib.request
+import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,17 +23,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-ENVIRONMENT = "DISCRETEGRAD_DATA"
-_AT_ONCE = 1 << 17
-_TIMEOUT = 30
-"""Seconds that a source may be silent."""
-_ANSWER = 60
-"""Seconds until a source must have begun to send a file."""
-_LONGEST = 900
-"""Seconds until it must have sent it."""
+from .download import Progress, SourceFailed, clear, open_source, receive
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes that are there and all its bytes where that is known."""
+ENVIRONMENT = "DISCRETEGRAD_DATA"
 
 
 class DataError(ValueError):
@@ -61,17 +47,17 @@ class IdxFile(NamedTuple):
 
 
 class PlainFile(NamedTuple):
-    """A file that a task reads in its own way."""
+    """A file that its readers know."""
 
     name: str
-    most_bytes: int
-    """Its size."""
     sha256: str
+    most_bytes: int
     address: str = ""
-    """Where the public has it, maybe under another name; empty if it has not."""
+    """Where the public has it, maybe under another name; empty if a source of its data set has
+    it, or nobody."""
 
 
-DataFile = IdxFile | PlainFile
+File = IdxFile | PlainFile
 
 
 @dataclass(frozen=True)
@@ -79,12 +65,16 @@ class DataSet:
     """What a folder of the data directory holds, and where the public has it from."""
 
     name: str
-    files: tuple[DataFile, ...]
-    sources: tuple[str, ...] = ()
-    """Addresses of folders with all files, tried in this order."""
+    files: tuple[File, ...]
+    sources: tuple[str, ...]
+    """Addresses of folders, tried in this order."""
+    archive: PlainFile | None = None
+    """The tar file with all of them, if the sources have them together."""
+    instead: str = ""
+    """What to do for files without a public source."""
 
-    def addresses(self, file: DataFile) -> list[str]:
-        """Where the public has a file."""
+    def addresses(self, file: File) -> list[str]:
+        """Where the public has a file, to be tried in this order."""
         own = [file.address] if isinstance(file, PlainFile) and file.address else []
         return own + [source + file.name for source in self.sources]
 
@@ -117,21 +107,39 @@ _SOURCES = {
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+    "listops": (),
+    "nats-bench": (),
+}
+_ARCHIVES = {
+    # of which the training images are unpacked, since nothing uses the others
+    "cifar10": PlainFile(
+        "cifar-10-binary.tar.gz",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        170_052_171,
+    ),
+}
+_INSTEAD = {
+    "listops": "there is no public source of this file, which was drawn anew from the published "
+    "grammar: copy it from a machine that has it",
+    "nats-bench": "there is no public source of this table, a reduction of the files of "
+    "NATS-Bench (Dong et al. 2020): copy it from a machine that has it",
 }
 
 
 def _data_sets() -> Iterator[DataSet]:
     with Path(__file__).with_name("data_sets.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for name in dict.fromkeys(row["data_set"] for row in rows):
-        files = (_file(row) for row in rows if row["data_set"] == name)
-        yield DataSet(name, tuple(files), _SOURCES.get(name, ()))
+    for name, sources in _SOURCES.items():
+        files = tuple(_file(row) for row in rows if row["data_set"] == name)
+        yield DataSet(name, files, sources, _ARCHIVES.get(name), _INSTEAD.get(name, ""))
 
 
-def _file(row: dict[str, str]) -> DataFile:
+def _file(row: dict[str, str]) -> File:
+    """A line of the table of files: an idx file has a shape, others have a number of bytes."""
     if row["shape"]:
         return IdxFile(row["file"], tuple(map(int, row["shape"].split())), row["sha256"])
-    return PlainFile(row["file"], int(row["bytes"]), row["sha256"], row["address"])
+    return PlainFile(row["file"], row["sha256"], int(row["bytes"]), row["address"])
 
 
 DATA_SETS = {data_set.name: data_set for data_set in _data_sets()}
@@ -179,20 +187,19 @@ def load_mnist(directory: Path | None = None) -> Images:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
     data_set = DATA_SETS["mnist"]
-    train, test = (_read(data_set, file, directory).flatten(1) for file in _idx_files(data_set, 3))
+    train, test = (
+        _read(data_set, file, directory).flatten(1)
+        for file in data_set.files
+        if isinstance(file, IdxFile) and len(file.shape) == 3
+    )
     return Images(train, test)
 
 
 def load_mnist_digits(directory: Path | None = None) -> Tensor:
     """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
     data_set = DATA_SETS["mnist"]
-    return _read(data_set, _idx_files(data_set, 1)[0], directory)
-
-
-def read_file(name: str, file_name: str, directory: Path | None = None) -> tuple[Path, bytes]:
-    """Where a file of a data set is, and its content; raises as ``load_mnist``."""
-    data_set = _data_set(name)
-    return _whole(data_set, next(x for x in data_set.files if x.name == file_name), directory)
+    files = [x for x in data_set.files if isinstance(x, IdxFile) and len(x.shape) == 1]
+    return _read(data_set, files[0], directory)
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
@@ -214,7 +221,9 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
     """
     data_set = _data_set(name)
     folder = directories(directory)[0] / name
-    _clear(folder)
+    clear(folder)
+    if data_set.archive is not None:
+        return _fetch_archive(data_set, data_set.archive, folder, progress)
     fetched = []
     for file in data_set.files:
         path = folder / file.name
@@ -222,6 +231,12 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
             _fetch_file(data_set, file, path, progress)
             fetched.append(path)
     return fetched
+
+
+def read_file(name: str, file: str, directory: Path | None = None) -> bytes:
+    """What is in a file of a data set; raises as ``load_mnist``."""
+    data_set = _data_set(name)
+    return _whole(data_set, next(x for x in data_set.files if x.name == file), directory)[1]
 
 
 def read_idx(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
@@ -260,11 +275,7 @@ def _by(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _idx_files(data_set: DataSet, axes: int) -> list[IdxFile]:
-    return [x for x in data_set.files if isinstance(x, IdxFile) and len(x.shape) == axes]
-
-
-def _state(path: Path, file: DataFile) -> tuple[Literal["ok", "missing", "damaged"], str, bytes]:
+def _state(path: Path, file: File) -> tuple[Literal["ok", "missing", "damaged"], str, bytes]:
     """The state of a file, why it is damaged, and its content."""
     try:
         content = path.read_bytes()
@@ -278,7 +289,7 @@ def _state(path: Path, file: DataFile) -> tuple[Literal["ok", "missing", "damage
     return "ok", "", content
 
 
-def _search(data_set: DataSet, file: DataFile, directory: Path | None) -> tuple[Report, bytes]:
+def _search(data_set: DataSet, file: File, directory: Path | None) -> tuple[Report, bytes]:
     """The first place with the file whole, else the first one with it damaged; its content."""
     report = Report(data_set.name, file.name, "missing", None)
     for place in directories(directory):
@@ -302,7 +313,7 @@ def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
     return read_idx(content, file.shape, str(path))
 
 
-def _whole(data_set: DataSet, file: DataFile, directory: Path | None) -> tuple[Path, bytes]:
+def _whole(data_set: DataSet, file: File, directory: Path | None) -> tuple[Path, bytes]:
     """Where a file is and what is in it, if it is whole."""
     report, content = _search(data_set, file, directory)
     if report.state == "ok" and report.path is not None:
@@ -310,26 +321,71 @@ def _whole(data_set: DataSet, file: DataFile, directory: Path | None) -> tuple[P
     searched = ", ".join(map(str, directories(directory)))
     state = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
     public = data_set.addresses(file)
-    how = f"run `discretegrad data fetch {data_set.name}`, or" if public else "it is not public:"
+    how = f"run `discretegrad data fetch {data_set.name}`" if public else data_set.instead
     raise DataError(
         f"expected {data_set.name}/{file.name} in one of the data directories {searched}, "
-        f"got {state}; {how} name the directory that has it in the environment variable "
-        f"{ENVIRONMENT}"
+        f"got {state}; {how}, or "
+        f"name the directory that has it in the environment variable {ENVIRONMENT}"
     )
 
 
-class _SourceFailed(Exception):
-    """One source does not give the file; another one may."""
+def _fetch_archive(
+    data_set: DataSet, archive: PlainFile, folder: Path, progress: Progress | None
+) -> list[Path]:
+    """Download files that are published together, unless all of them are there."""
+    missing = [file for file in data_set.files if _state(folder / file.name, file)[0] != "ok"]
+    if not missing:
+        return []
+    path = folder / archive.name
+    # a user may have put it there, and then it stays
+    own = _state(path, archive)[0] != "ok"
+    try:
+        if own:
+            _fetch_file(data_set, archive, path, progress)
+        return [_unpacked(path, file) for file in missing]
+    except (tarfile.TarError, KeyError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"expected {archive.name} with {', '.join(file.name for file in missing)}, got: {error}"
+        ) from error
+    finally:
+        if own:
+            path.unlink(missing_ok=True)
 
 
-def _fetch_file(data_set: DataSet, file: DataFile, path: Path, progress: Progress | None) -> None:
+def _unpacked(archive: Path, file: File) -> Path:
+    """A file of an archive, put beside it if its checksum is right."""
+    with tarfile.open(archive) as members:
+        name = next((x for x in members.getnames() if Path(x).name == file.name), file.name)
+        source = members.extractfile(name)
+        content = b"" if source is None else source.read(file.most_bytes + 1)
+    got = hashlib.sha256(content).hexdigest()
+    if got != file.sha256:
+        raise DataError(
+            f"expected {file.name} with sha256 {file.sha256} in {archive.name}, got {len(content)} "
+            f"bytes with {got}; copy the file to {archive.parent}"
+        )
+    path = archive.with_name(file.name)
+    # like those of downloads, so that what a killed process leaves is deleted some time
+    part = archive.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _fetch_file(data_set: DataSet, file: File, path: Path, progress: Progress | None) -> None:
+    addresses = data_set.addresses(file)
+    if not addresses:
+        raise DataError(f"expected to download {file.name}, but {data_set.instead} to {path}")
     failures = []
-    for address in data_set.addresses(file):
+    for address in addresses:
         try:
-            with _open(address) as response:
-                _receive(response, file, path, progress)
+            with open_source(address) as response:
+                receive(response, file, path, progress)
             return
-        except _SourceFailed as failure:
+        except SourceFailed as failure:
             failures.append(f"{address}: {failure}")
         except OSError as error:
             raise DataError(
@@ -338,106 +394,5 @@ def _fetch_file(data_set: DataSet, file: DataFile, path: Path, progress: Progres
             ) from error
     raise DataError(
         f"expected to download {data_set.name}/{file.name}, but no source gave it "
-        f"({'; '.join(failures) or 'the public has none'}); "
-        f"{'try again with a network, or ' if failures else ''}copy the file to {path}"
+        f"({'; '.join(failures)}); try again with a network, or copy the file to {path}"
     )
-
-
-def _clear(folder: Path) -> None:
-    """Delete parts of files that processes have left which were killed."""
-    for part in folder.glob(".*.part"):
-        with contextlib.suppress(OSError):
-            # others may be fetching: theirs has just been written
-            if time.time() - part.stat().st_mtime > _LONGEST:
-                part.unlink()
-
-
-def _open(address: str) -> http.client.HTTPResponse:
-    """What a source answers.
-
-    It is asked in another thread, which can be left alone: looking a name up has no time limit, and
-    that of a socket begins anew with every byte of the headers.
-    """
-    answers: queue.SimpleQueue[http.client.HTTPResponse | Exception] = queue.SimpleQueue()
-    given_up = threading.Event()
-
-    def ask() -> None:
-        try:
-            response = urllib.request.urlopen(address, timeout=_TIMEOUT)
-        except Exception as error:
-            answers.put(error)
-        else:
-            answers.put(response)
-            if given_up.is_set():
-                response.close()
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=_ANSWER)
-    except queue.Empty:
-        given_up.set()
-        raise _SourceFailed(f"no answer within {_ANSWER} s") from None
-    with _of_source():
-        if isinstance(answer, Exception):
-            raise answer
-    return answer
-
-
-@contextlib.contextmanager
-def _of_source() -> Iterator[None]:
-    """Errors of the network are those of a source."""
-    try:
-        yield
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise _SourceFailed(f"HTTP status {error.code}") from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-        raise _SourceFailed(reason) from error
-
-
-def _check_size(file: DataFile, size: int) -> None:
-    if size > file.most_bytes:
-        raise _SourceFailed(f"{size} bytes or more, expected {file.most_bytes} at most")
-
-
-def _receive(
-    response: http.client.HTTPResponse, file: DataFile, path: Path, progress: Progress | None
-) -> None:
-    """Put what comes at the path if it is what it should be; otherwise leave nothing."""
-    length = response.headers.get("Content-Length", "")
-    total = int(length) if length.isdecimal() and len(length) < 20 else None
-    digest, done, deadline = hashlib.sha256(), 0, time.monotonic() + _LONGEST
-    if total is not None:
-        _check_size(file, total)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # a name of its own, so that two processes can fetch at once
-    part = path.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as target:
-            while True:
-                with _of_source():
-                    # of what is there, so that the limits are looked at before all has come
-                    piece = response.read1(_AT_ONCE)
-                if not piece:
-                    break
-                done += len(piece)
-                _check_size(file, done)
-                if time.monotonic() > deadline:
-                    raise _SourceFailed(f"only {done} bytes within {_LONGEST} s")
-                target.write(piece)
-                digest.update(piece)
-                if progress is not None:
-                    progress(file.name, done, total)
-            target.flush()
-            os.fsync(target.fileno())
-        if total is not None and done < total:
-            raise _SourceFailed(f"the connection ended after {done} of {total} bytes")
-        if digest.hexdigest() != file.sha256:
-            raise _SourceFailed(
-                f"wrong checksum, so what came was deleted (sha256 {digest.hexdigest()}, "
-                f"expected {file.sha256})"
-            )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

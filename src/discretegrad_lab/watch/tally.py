@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..runs.listener import Listener
 from ..stack.config import Run
 from ..stack.lines import line
+from ..tasks import tasks
 from .words import duration, many
 
 _RECENT = 20
@@ -57,6 +58,7 @@ class Tally(Listener):
         self._left: dict[Run, int] = {}
         """Epochs that each run has to do."""
         self._steps_per_epoch = 0
+        self._unshown: frozenset[str] = frozenset()
         # the hash of a large stack takes milliseconds, so stacks are looked up only when told of
         self._numbers: dict[tuple[Run, ...], int] = {}
         self._number = 0
@@ -135,6 +137,8 @@ class Tally(Listener):
         self.stack, self.epoch, self.epochs = runs, epoch, epochs
         self._number = self._numbers.setdefault(runs, len(self._numbers) + 1)
         self._steps_per_epoch = steps_per_epoch
+        known = tasks().get(runs[0].task)
+        self._unshown = known.unshown if known else frozenset()
         self._left |= dict.fromkeys(runs, epochs - epoch)
 
     def epoch_done(
@@ -154,6 +158,8 @@ class Tally(Listener):
         diverged = {}
         for estimator, numbers in places.items():
             for name, values in metrics.items():
+                if name in self._unshown:
+                    continue
                 finite = [values[n] for n in numbers if math.isfinite(values[n])]
                 if finite:
                     means.setdefault(estimator, {})[name] = fmean(finite)

@@ -304,5 +304,5 @@ def _read_line(line: str, number: int, name: str, grammar: Grammar) -> Example:
 
 
 def _read_real(name: str, directory: Path | None) -> list[Example]:
-    path, content = read_file("listops", name, directory)
-    return read_lines(gzip.decompress(content) if path.suffix == ".gz" else content, str(path))
+    content = read_file("listops", name, directory)
+    return read_lines(gzip.decompress(content) if name.endswith(".gz") else content, name)

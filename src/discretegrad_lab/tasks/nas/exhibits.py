@@ -1,0 +1,183 @@
+"""Further parts of the report on a search: reference lines, every cell, transfers, power."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...stack.lines import line
+from ..base import Exhibit, read_rows
+from ..evidence import Results, Row, final
+from ..statistics import Summary, compare
+from .benchmark import Benchmark
+from .cells import CONV_3, EDGES, NONE, SKIP, from_number, from_text, to_text
+from .claims import METRICS, POWER, RESOLVED, seeds_needed
+from .drawings import draw_cells, draw_probabilities
+
+_TRANSFERRED = {
+    "validation_cifar100": "CIFAR-100 validation",
+    "test_cifar100": "CIFAR-100 test",
+    "validation_imagenet16": "ImageNet16-120 validation",
+    "test_imagenet16": "ImageNet16-120 test",
+}
+_PAIRS = (
+    ("reinmax-gdas", "gdas"),
+    ("reinmax-gdas", "stgs-control"),
+    ("reinmax-gdas", "st-gdas"),
+    ("reinmax-full", "reinmax-gdas"),
+    ("stgs-control", "gdas"),
+)
+"""Keys of lines that are compared, the first one with the second."""
+_RESNET = "|nor_conv_3x3~0|+|none~0|nor_conv_3x3~1|+|skip_connect~0|none~1|skip_connect~2|"
+_TRIES = 8
+DASH = "\N{EN DASH}"
+
+
+class Reference(NamedTuple):
+    """A line that searches are held against, in percent."""
+
+    name: str
+    validation: str
+    test: str
+
+
+def references(table: Benchmark) -> list[Reference]:
+    """Those of a table, which ``references.csv`` has for readers without one."""
+    best = table.best("validation").cell
+    cells = {
+        "the best cell by validation": best,
+        "ResNet's cell": from_text(_RESNET),
+        "all edges conv 3x3": (CONV_3,) * len(EDGES),
+    }
+    lines = [
+        Reference(name, *(f"{table[cell].accuracies[metric]:.2f}" for metric in METRICS))
+        for name, cell in cells.items()
+    ]
+    found = [table.random_search(metric, tries=_TRIES) for metric in METRICS]
+    lines.append(
+        Reference(
+            f"random search, the best of {_TRIES} by validation",
+            *(f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in found),
+        )
+    )
+    medians = (f"{table.median(metric):.2f}" for metric in METRICS)
+    return [*lines, Reference("a random cell, median", *medians)]
+
+
+REFERENCES = [Reference(**row) for row in read_rows(Path(__file__).with_name("references.csv"))]
+
+
+def exhibits(results: Results) -> Sequence[Exhibit]:
+    """All of them, once a run is finished."""
+    rows = [row for row in results.rows if row.state == "finished" and "cell_number" in row.metrics]
+    if not rows:
+        return []
+    return [
+        _references(results),
+        _power(results),
+        _transferred(results),
+        _cells(rows),
+        draw_cells(rows),
+        draw_probabilities(results, rows),
+    ]
+
+
+def _references(results: Results) -> Exhibit:
+    """Where the means of the arms stand among cells that need no search."""
+    lines = [tuple(reference) for reference in REFERENCES]
+    for key in results.estimators():
+        summaries = [final(results.where(estimator=key), metric) for metric in METRICS]
+        if summaries[0].count:
+            lines.append((line(key).label, *map(_mean, summaries)))
+    return Exhibit(
+        "Beside cells that need no search",
+        "Accuracies on CIFAR-10 in the table of NATS-Bench, in percent. Searches: mean ± half the "
+        "95 % interval; random search: mean ± standard deviation, both exact.",
+        ("", *METRICS),
+        tuple(lines),
+        ("The paper's 93.44 on test images is below what all edges conv 3x3 have.",),
+    )
+
+
+def _power(results: Results) -> Exhibit:
+    lines = []
+    for first, second in _PAIRS:
+        for metric in METRICS:
+            ours, theirs = (final(results.where(estimator=x), metric) for x in (first, second))
+            versus = compare(ours, theirs)
+            needed = seeds_needed(ours, theirs)
+            lines.append(
+                (
+                    f"{line(first).label} less {line(second).label}",
+                    metric,
+                    _number(versus.difference, versus.half, "+"),
+                    versus.chance or DASH,
+                    f"{min(ours.count, theirs.count)}",
+                    DASH if needed is None else str(needed),
+                )
+            )
+    return Exhibit(
+        "What the number of seeds can tell",
+        f"Differences with half the joint 95 % interval; p by Welch's t-test. The last column is "
+        f"the number of seeds with which a test at 5 % finds a difference of {RESOLVED} points in "
+        f"{POWER:.0%} of all cases, by the spread of these runs.",
+        ("", "metric", "difference", "p", "seeds", f"seeds for {RESOLVED} points"),
+        tuple(lines),
+    )
+
+
+def _transferred(results: Results) -> Exhibit:
+    lines = []
+    for key in results.estimators():
+        summaries = [final(results.where(estimator=key), metric) for metric in _TRANSFERRED]
+        lines.append((line(key).label, *map(_mean, summaries)))
+    return Exhibit(
+        "Transferred from CIFAR-10",
+        "The same cells, found on CIFAR-10, as the table has them on other data sets: mean ± half "
+        "the 95 % interval. The columns of these names in the paper are searches on each data set, "
+        "so they are not comparable and do not stand here.",
+        ("", *_TRANSFERRED.values()),
+        tuple(lines),
+    )
+
+
+def _cells(rows: Sequence[Row]) -> Exhibit:
+    lines, notes = [], []
+    for key in dict.fromkeys(row.config["estimator"] for row in rows):
+        own = [row for row in rows if row.config["estimator"] == key]
+        chosen = [from_number(int(row.metrics["cell_number"])) for row in own]
+        edges = len(EDGES) * len(chosen)
+        counts = {
+            name: sum(cell.count(operation) for cell in chosen)
+            for name, operation in (("none", NONE), ("skip", SKIP))
+        }
+        words = " and ".join(f"{name} wins on {count}" for name, count in counts.items())
+        notes.append(f"{line(key).label}: of {edges} edges {words}.")
+        for row, cell in zip(own, chosen, strict=True):
+            accuracies = (f"{row.metrics[metric]:.2f}" for metric in METRICS)
+            lines.append(
+                (
+                    f"{line(key).label}, seed {row.config['seed']}",
+                    f"`{to_text(cell)}`",
+                    *accuracies,
+                    f"{row.metrics['entropy']:.3f}",
+                )
+            )
+    return Exhibit(
+        "Every cell that was found",
+        "The most probable operation on each edge after the last epoch, with its accuracies on "
+        f"CIFAR-10 and the mean entropy of an edge, of at most {math.log(5):.3f} nats.",
+        ("", "cell", *METRICS, "entropy"),
+        tuple(lines),
+        tuple(notes),
+    )
+
+
+def _mean(summary: Summary) -> str:
+    return _number(summary.mean, summary.half)
+
+
+def _number(value: float, half: float, sign: str = "") -> str:
+    if not math.isfinite(value):
+        return DASH
+    return f"{value:{sign}.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")

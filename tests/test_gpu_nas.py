@@ -1,0 +1,71 @@
+"""Architecture search on a CUDA device, and several processes that share one."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, one_hot
+
+import nas_cases
+from discretegrad_lab.runs import mps, processes
+from discretegrad_lab.stack.trainer import Stack
+from discretegrad_lab.tasks.nas.network import Samples, Supernet
+from lab_tiny import TINY
+
+pytestmark = [
+    pytest.mark.gpu,
+    # of torch's own compiler
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["gdas", "full"])
+def test_gradients_are_those_of_a_cpu(full, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    cell = (3, 2, 1, 4, 3, 0)
+    network = Supernet(4, 2)
+    generator = torch.Generator().manual_seed(3)
+    weights = network.start(generator).double().unsqueeze(0)
+    x, labels = torch.randn(8, 3, 16, 16, generator=generator).double(), torch.arange(8)
+    found = {}
+    for device in ("cpu", "cuda"):
+        z = one_hot(torch.tensor(cell), 5).double().to(device).requires_grad_()
+        flat = weights.to(device).requires_grad_()
+        parts = network.weights(flat, cell, every=full)
+        logits = network(x.to(device), parts, cell, Samples(z, full))
+        loss = cross_entropy(logits, labels.to(device))
+        found[device] = [g.cpu() for g in torch.autograd.grad(loss, (z, flat))]
+    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("estimator", "gradient"), [("reinmax", "full"), ("stgs", "gdas")])
+def test_a_search_trains_and_goes_on(estimator, gradient):
+    def make():
+        run = nas_cases.run(estimator, tau_end=0.5, gradient=gradient)
+        return Stack(nas_cases.small_model, [run], "cuda")
+
+    whole, first, second = make(), make(), make()
+    for _ in range(3):
+        metrics = whole.advance()
+    first.advance()
+    second.load_state(0, first.state(0))
+    second.epoch = 1
+    second.advance()
+    again = second.advance()
+    assert metrics["loss"][0] == pytest.approx(again["loss"][0], rel=0.05)
+    for name, x in whole.state(0).items():
+        # sums on a GPU round differently each time
+        torch.testing.assert_close(second.state(0)[name], x, rtol=0.02, atol=0.02, msg=name)
+
+
+def test_two_processes_share_the_gpu(tmp_path, caplog):
+    outcome = processes.execute(TINY.runs(), tmp_path / "runs", processes=2, device="cuda")
+    assert outcome.complete
+    assert len(outcome.finished) == len(TINY.runs())
+
+
+def test_the_service_says_whether_it_runs():
+    with mps.shared_gpu("cuda") as why_not:
+        print("MPS:", why_not or "started")

@@ -1,0 +1,583 @@
+"""Architecture search: cells, the table, the supernet with both gradients, steps in turn."""
+
+import gzip
+import json
+import math
+import os
+import re
+import xml.etree.ElementTree
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+import nas_cases
+from discretegrad import reinmax, straight_through
+from discretegrad_lab import StackOptions, Store, execute, write_report
+from discretegrad_lab.cli import app
+from discretegrad_lab.report import folder
+from discretegrad_lab.stack.trainer import Stack
+from discretegrad_lab.tasks import data, nas, recipe
+from discretegrad_lab.tasks.nas import benchmark, images
+from discretegrad_lab.tasks.nas.cells import (
+    CELLS,
+    EDGES,
+    from_number,
+    from_text,
+    to_number,
+    to_text,
+)
+from discretegrad_lab.tasks.nas.claims import seeds_needed
+from discretegrad_lab.tasks.nas.exhibits import REFERENCES, references
+from discretegrad_lab.tasks.nas.model import _DECAY, _LAST_RATE, _MOMENTUM, _RATE, SearchModel
+from discretegrad_lab.tasks.nas.network import Samples, Supernet
+from discretegrad_lab.tasks.statistics import Summary
+
+CONV_3 = to_text((3,) * 6)
+
+
+# cells
+
+
+def test_every_cell_has_a_text_and_a_number():
+    texts = {to_text(from_number(number)) for number in range(CELLS)}
+    assert len(texts) == CELLS == 15_625
+    for number in (0, 1, 777, CELLS - 1):
+        cell = from_number(number)
+        assert to_number(cell) == number
+        assert from_text(to_text(cell)) == cell
+    assert CONV_3 == (
+        "|nor_conv_3x3~0|+|nor_conv_3x3~0|nor_conv_3x3~1|+"
+        "|nor_conv_3x3~0|nor_conv_3x3~1|nor_conv_3x3~2|"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "|", "none", "|none~0|", CONV_3[:-1], CONV_3 + "|", CONV_3.replace("~2", "~1"),
+        CONV_3.replace("|+|", "+"), CONV_3.replace("+", "|"), "x" + CONV_3,
+        CONV_3.replace("nor_conv_3x3~2", "nor_conv_5x5~2"),
+    ],
+)  # fmt: skip
+def test_what_is_no_cell_is_refused(text):
+    with pytest.raises(ValueError, match=r"expected (a cell such as|operations of none)"):
+        from_text(text)
+
+
+# the table
+
+
+HEAD = f"index,arch,n_seeds,{','.join(benchmark.COLUMNS.values())}"
+
+
+def compressed(*rows, head=HEAD):
+    return gzip.compress("\n".join([head, *rows]).encode())
+
+
+ROW = f"1462,{CONV_3},3,90.2,93.8,70.7,71.1,40.8,41.4"
+
+
+def test_a_table_is_read():
+    entry = benchmark.parse(compressed(ROW))[(3,) * 6]
+    assert entry.number == 1462
+    assert entry.accuracies["test"] == 93.8
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no gzip", compressed(ROW)[:-4], compressed(ROW, ROW), compressed(ROW[:-5]),
+        compressed(ROW.replace("93.8", "938")), compressed(ROW.replace("93.8", "nan")),
+        compressed(ROW.replace("conv_3", "conv_9")), compressed(ROW, head="index,arch"),
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_refused(content):
+    with pytest.raises(data.DataError, match="expected a table of NATS-Bench"):
+        benchmark.parse(content)
+
+
+def test_random_search_is_exact():
+    cells = [from_number(number) for number in range(3)]
+    values = {"validation": [1.0, 2.0, 3.0], "test": [5.0, 9.0, 7.0]}
+    table = benchmark.Benchmark(
+        {
+            cell: benchmark.Entry(n, cell, 1, {name: x[n] for name, x in values.items()})
+            for n, cell in enumerate(cells)
+        }
+    )
+    outcomes = [values["test"][max(pair)] for pair in product(range(3), repeat=2)]
+    mean = sum(outcomes) / 9
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in outcomes) / 9)
+    assert table.random_search("test", tries=2) == pytest.approx((mean, deviation))
+    assert [table.rank(cell, "test") for cell in cells] == [3, 1, 2]
+    with pytest.raises(ValueError, match="positive number of tries"):
+        table.random_search("test", tries=0)
+
+
+REAL = os.environ.get("DISCRETEGRAD_DATA")
+real = pytest.mark.skipif(
+    not (REAL and Path(REAL, "nats-bench").exists()), reason="no table of NATS-Bench"
+)
+
+
+@real
+def test_the_anchors_of_the_table():
+    table = benchmark.load()
+    assert len(table.entries) == CELLS
+    best = {
+        column: (entry.number, round(entry.accuracies[column], 2))
+        for column in benchmark.COLUMNS
+        for entry in [table.best(column)]
+    }
+    assert best["validation"] == (6111, 91.61)
+    # two cells share the best test accuracy
+    assert best["test"][1] == 94.37
+    assert table.rank(from_text(to_text(table.best("validation").cell)), "test") == 1
+    assert best["validation_cifar100"] == (9930, 73.49)
+    assert best["test_cifar100"] == (9930, 73.51)
+    assert best["validation_imagenet16"] == (10676, 46.73)
+    assert best["test_imagenet16"] == (857, 47.31)
+    resnet = from_text(
+        "|nor_conv_3x3~0|+|none~0|nor_conv_3x3~1|+|skip_connect~0|none~1|skip_connect~2|"
+    )
+    for cell, index, accuracies in (
+        (resnet, 11472, (90.86, 93.91)),
+        ((3,) * 6, 1462, (90.2, 93.76)),
+    ):
+        entry = table[cell]
+        assert entry.number == index
+        found = entry.accuracies["validation"], entry.accuracies["test"]
+        assert found == pytest.approx(accuracies, abs=5e-3)
+    assert table.median("test") == pytest.approx(90.75, abs=5e-3)
+    # 92.93 ± 0.64 was simulated
+    assert table.random_search("test", tries=8) == pytest.approx((92.93, 0.64), abs=0.02)
+    collapsed = from_text("|none~0|+|none~0|none~1|+|nor_conv_3x3~0|none~1|none~2|")
+    assert table[collapsed].number == 6960
+
+
+def test_the_reference_lines_without_a_table():
+    values = {reference.name: (reference.validation, reference.test) for reference in REFERENCES}
+    assert values["the best cell by validation"] == ("91.61", "94.37")
+    assert values["ResNet's cell"] == ("90.86", "93.91")
+    assert values["all edges conv 3x3"] == ("90.20", "93.76")
+    assert values["a random cell, median"][1] == "90.75"
+
+
+@real
+def test_the_reference_lines_are_those_of_the_table():
+    assert references(benchmark.load()) == REFERENCES
+
+
+@real
+def test_the_halves_of_the_images_are_those_of_the_benchmark():
+    halves = images.parse_split(data.read_file("nats-bench", images.SPLIT), 50_000)
+    assert [len(half) for half in halves] == [images.HALF] * 2
+    assert halves[0][:5].tolist() == [0, 5, 7, 11, 13]
+
+
+def test_commands_look_cells_up_and_refuse_what_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("discretegrad_lab.tasks.nas.commands.load", lambda _: nas_cases.TABLE)
+    result = CliRunner().invoke(app, ["nas", "lookup", CONV_3, "--json"])
+    (document,) = json.loads(result.stdout)
+    assert document["index"] == to_number((3,) * 6)
+    assert document["ranks"]["test"] == CELLS - to_number((3,) * 6)
+    assert CliRunner().invoke(app, ["nas", "lookup", CONV_3]).stdout.count("rank") == 6
+    assert to_text((4,) * 6) in CliRunner().invoke(app, ["nas", "best"]).stdout
+    assert "test" in CliRunner().invoke(app, ["nas", "random", "--tries", "3"]).stdout
+    for arguments in (["lookup", "|none~0|"], ["best", "--column", "tset"]):
+        result = CliRunner().invoke(app, ["nas", *arguments])
+        assert result.exit_code == 2, arguments
+        assert "expected" in result.stderr
+
+
+def test_a_table_that_is_not_there_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISCRETEGRAD_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = CliRunner().invoke(app, ["nas", "best"])
+    assert result.exit_code == 2
+    assert "expected nats-bench/topology-200-epochs.csv.gz in one of" in result.stderr
+    (tmp_path / "nats-bench").mkdir()
+    (tmp_path / "nats-bench" / benchmark.FILE).write_bytes(compressed(ROW))
+    assert "which is damaged" in CliRunner().invoke(app, ["nas", "best"]).stderr
+    result = CliRunner().invoke(app, ["data", "fetch", "nats-bench", "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "there is no public source" in result.stderr
+
+
+# images
+
+
+def test_images_are_read_and_damage_is_refused():
+    content = bytes([3, *range(256), *[7] * 2816]) * 2
+    parsed = images.parse(content)
+    assert parsed.labels.tolist() == [3, 3]
+    # red first, row by row
+    assert parsed.pixels[1, 0].flatten()[:300].tolist() == [*range(256), *[7] * 44]
+    for wrong in (content[:-1], bytes([10]) + content[1:]):
+        with pytest.raises(data.DataError, match="expected"):
+            images.parse(wrong)
+    for split in (b"{}", b"[]", b'{"train": ["int", ["0"]], "valid": ["int", ["0"]]}'):
+        with pytest.raises(data.DataError, match="expected"):
+            images.parse_split(split, 2)
+
+
+def test_crops_are_those_of_flipped_images_in_a_black_frame():
+    halves = nas_cases.halves()
+    crops = images.Crops(halves.weights, torch.device("cpu"))
+    numbers = torch.tensor([[0.0, 0.0, 0.0], [0.9, 0.5, 0.99], [0.2, 4 / 9, 4 / 9]])
+    x, labels = crops.batch(torch.tensor([4, 5, 6]), numbers)
+    assert labels.equal(halves.weights.labels[4:7])
+    mean, scale = (
+        torch.tensor(values).view(3, 1, 1) for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))
+    )
+    framed = torch.zeros(3, 3, 16, 16)
+    framed[..., 4:12, 4:12] = halves.weights.pixels[4:7].float()
+    expected = torch.stack(
+        [
+            framed[0, :, :8, :8],
+            # flipped, then shifted by four down and by eight to the right
+            framed[1, :, 4:12, 8:16].flip(-1),
+            framed[2, :, 4:12, 4:12],
+        ]
+    )
+    torch.testing.assert_close(x, (expected - mean) / scale)
+
+
+# the supernet
+
+
+def test_the_supernet_is_that_of_the_benchmark():
+    network = Supernet(16, 5)
+    assert network.size == 1_686_106
+    assert len([name for name in network.places if "nor_conv" in name]) == 15 * 6 * 2
+    weights = network.start(torch.Generator().manual_seed(0))
+    flat = network.weights(weights.unsqueeze(0), (3,) * 6, every=True)
+    assert flat["stem.scale"].eq(1).all()
+    assert flat["head.shift"].eq(0).all()
+    kernel = flat["stage2.cell4.3<-2.nor_conv_3x3.kernel"]
+    assert kernel.shape == (64, 64, 3, 3)
+    assert kernel.abs().max().item() == pytest.approx(1 / 24, rel=1e-3)
+
+
+def plain_cell(x, w, name, z, form):
+    """A cell as one would write it: every operation on every edge, weighted by its sample."""
+    from torch.nn import functional as F
+
+    nodes = [x]
+    for node in (1, 2, 3):
+        total = torch.zeros_like(x)
+        for edge, (end, start) in enumerate(EDGES):
+            if end != node:
+                continue
+            y = nodes[start]
+            outputs = [torch.zeros_like(y), y]
+            for operation, padding in (("nor_conv_1x1", 0), ("nor_conv_3x3", 1)):
+                kernel = w[f"{name}.{end}<-{start}.{operation}.kernel"]
+                made = F.conv2d(F.relu(y), kernel, padding=padding)
+                outputs.append(F.batch_norm(made, None, None, training=True))
+            outputs.append(F.avg_pool2d(y, 3, 1, 1, count_include_pad=False))
+            k = z[edge].argmax()
+            for j, output in enumerate(outputs):
+                total = total + (z[edge, j] * output if form == "full" or j == k else z[edge, j])
+        nodes.append(total)
+    return nodes[-1]
+
+
+def plain_network(x, w, cells, z, form):
+    from torch.nn import functional as F
+
+    def norm(x, name):
+        return F.batch_norm(x, None, None, w[f"{name}.scale"], w[f"{name}.shift"], training=True)
+
+    x = norm(F.conv2d(x, w["stem.kernel"], padding=1), "stem")
+    for stage in range(3):
+        if stage:
+            name = f"reduction{stage}"
+            a = norm(F.conv2d(F.relu(x), w[f"{name}.first.kernel"], None, 2, 1), f"{name}.first")
+            b = norm(F.conv2d(F.relu(a), w[f"{name}.second.kernel"], None, 1, 1), f"{name}.second")
+            x = F.conv2d(F.avg_pool2d(x, 2), w[f"{name}.shortcut.kernel"]) + b
+        for cell in range(cells):
+            x = plain_cell(x, w, f"stage{stage}.cell{cell}", z, form)
+    x = F.relu(norm(x, "head")).mean((2, 3))
+    return F.linear(x, w["head.linear"], w["head.offset"])
+
+
+@pytest.mark.parametrize(
+    "cell", [(3, 2, 1, 4, 3, 0), (0,) * 6, (1,) * 6, (0, 1, 3, 2, 4, 2)], ids=str
+)
+@pytest.mark.parametrize("form", ["gdas", "full"])
+def test_both_gradients_are_those_of_all_operations_together(form, cell):
+    network = Supernet(2, 1)
+    generator = torch.Generator().manual_seed(3)
+    flat = network.start(generator).double().unsqueeze(0)
+    x = torch.randn(6, 3, 8, 8, generator=generator).double()
+    labels = torch.arange(6)
+    one_hot = torch.nn.functional.one_hot(torch.tensor(cell), 5).double()
+
+    z = one_hot.clone().requires_grad_()
+    every = network.weights(flat, cell, every=True)
+    expected = cross_entropy(plain_network(x, every, 1, z, form), labels)
+    (expected_z,) = torch.autograd.grad(expected, z)
+
+    z = one_hot.clone().requires_grad_()
+    weights = network.weights(flat, cell, every=form == "full")
+    loss = cross_entropy(network(x, weights, cell, Samples(z, form == "full")), labels)
+    (found_z,) = torch.autograd.grad(loss, z)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(found_z, expected_z)
+    assert found_z.abs().max() > 1e-4 or cell == (0,) * 6
+
+    # weights: those of operations that were not chosen have a gradient of exactly zero
+    leaf = flat.clone().requires_grad_()
+    loss = cross_entropy(network(x, network.weights(leaf, cell), cell), labels)
+    (found,) = torch.autograd.grad(loss, leaf)
+    leaf = flat.clone().requires_grad_()
+    loss = cross_entropy(
+        plain_network(x, network.weights(leaf, cell, every=True), 1, one_hot, "full"), labels
+    )
+    (expected,) = torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(found, expected)
+
+
+# what an estimator makes of the gradient of GDAS
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_in_the_gradient_of_gdas_reinmax_and_st_differ_by_a_factor(k):
+    generator = torch.Generator().manual_seed(k)
+    logits = torch.randn(5, generator=generator, dtype=torch.float64).requires_grad_()
+    s, u = torch.randn(2, generator=generator, dtype=torch.float64)
+    g = torch.full((5,), u.item(), dtype=torch.float64)
+    g[k] = s
+    p = logits.detach().softmax(-1)
+    away = torch.nn.functional.one_hot(torch.tensor(k), 5) - p
+    for estimator, factor in ((reinmax, 0.5), (straight_through, p[k])):
+        z = estimator(logits, given=torch.tensor(k))
+        (found,) = torch.autograd.grad(z @ g, logits)
+        torch.testing.assert_close(found, factor * (s - u) * away, rtol=1e-12, atol=1e-14)
+
+
+# steps
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gradient": "full", "decay": 0.09}, {"tau": 10.0, "tau_end": 0.1, "estimator": "stgs"}],
+    ids=["gdas", "full", "anneal"],
+)
+def test_a_search_is_the_plain_loop_of_two_optimisers(changes):
+    searched = nas_cases.stack(**changes)
+    run = searched.runs[0]
+    metrics = [searched.advance() for _ in range(run.epochs)]
+
+    model = nas_cases.small_model([run])
+    weights = torch.optim.SGD(
+        [model.weights], _RATE, momentum=_MOMENTUM, weight_decay=_DECAY, nesterov=True
+    )
+    alpha = torch.optim.Adam(
+        [model.alpha], run.learning_rate, betas=(0.5, 0.999), weight_decay=run.decay
+    )
+    for epoch in range(run.epochs):
+        model.begin_epoch(epoch)
+        share = (1 + math.cos(math.pi * epoch / run.epochs)) / 2
+        weights.param_groups[0]["lr"] = _LAST_RATE + (_RATE - _LAST_RATE) * share
+        losses = []
+        for step in range(run.steps_per_epoch):
+            model.prepare(step)
+            for optimiser, name in ((weights, "loss"), (alpha, "architecture_loss")):
+                loss = model.loss(name).sum()
+                for parameter in (model.weights, model.alpha):
+                    parameter.grad = None
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.item())
+        assert metrics[epoch]["loss"][0] == pytest.approx(sum(losses[::2]) / 3, rel=1e-5)
+        assert metrics[epoch]["architecture_loss"][0] == pytest.approx(
+            sum(losses[1::2]) / 3, rel=1e-5
+        )
+    torch.testing.assert_close(searched.model.weights, model.weights, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(searched.model.alpha, model.alpha, rtol=1e-4, atol=1e-6)
+    p = model.alpha[0].detach().double().softmax(-1)
+    last = metrics[-1]
+    assert last["p_32_pool3x3"][0] == pytest.approx(p[5, 4].item(), rel=1e-4)
+    cell = from_number(int(last["cell_number"][0]))
+    assert cell == tuple(p.argmax(-1).tolist())
+    assert last["test"][0] == nas_cases.TABLE[cell].accuracies["test"]
+    assert last["none_edges"][0] == cell.count(0)
+
+
+def test_operations_that_were_not_chosen_are_moved_by_momentum_and_decay():
+    searched = nas_cases.stack(epochs=1, batch=20)
+    model = searched.model
+    before = model.weights.detach().clone()
+    searched.advance()
+    cell = model._cells["loss"]
+    place = next(
+        place
+        for name, place in model._network.places.items()
+        if "nor_conv_3x3" in name and cell[EDGES.index((int(name[13]), int(name[16])))] != 3
+    )
+    part = slice(place.start, place.end)
+    # the first step of Nesterov's momentum with a gradient of decay alone
+    factor = 1 - _RATE * _DECAY * (1 + _MOMENTUM)
+    torch.testing.assert_close(model.weights[0, part], before[0, part] * factor)
+
+
+@pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
+def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator):
+    whole = nas_cases.stack(estimator=estimator, tau_end=0.1)
+    for _ in range(3):
+        metrics = whole.advance()
+    first = nas_cases.stack(estimator=estimator, tau_end=0.1)
+    first.advance()
+    second = nas_cases.stack(estimator=estimator, tau_end=0.1)
+    second.load_state(0, first.state(0))
+    second.epoch = 1
+    second.advance()
+    assert second.advance() == metrics
+    for name, x in whole.state(0).items():
+        assert x.equal(second.state(0)[name]), name
+
+
+def test_each_image_of_one_half_is_seen_once_and_those_of_the_other_at_random():
+    model = nas_cases.small_model([nas_cases.run()])
+    model.begin_epoch(0)
+    seen = {name: torch.cat([x for x, _ in batches]) for name, batches in model._batches.items()}
+    assert seen["loss"].sort()[0].tolist() == list(range(20))
+    assert len(seen["architecture_loss"].unique()) < 20
+    assert [len(x) for x, _ in model._batches["loss"]] == [8, 8, 4]
+    before = seen["loss"]
+    model.begin_epoch(1)
+    assert not torch.cat([x for x, _ in model._batches["loss"]]).equal(before)
+
+
+def test_the_temperature_goes_to_its_end_in_equal_steps():
+    run = nas_cases.run(tau=10.0, tau_end=0.1, epochs=100)
+    assert run.tau_at(0) == 10
+    assert run.tau_at(99) == pytest.approx(0.1)
+    assert run.tau_at(33) == pytest.approx(6.7)
+    assert nas_cases.run().tau_at(50) == 1
+
+
+def test_the_temperature_of_an_epoch_is_the_one_that_it_trains_with():
+    constant, rising = (nas_cases.stack(estimator="stgs", tau_end=end) for end in (None, 5.0))
+    # the same in the first epoch, and another one in the second
+    for same in (True, False):
+        constant.advance()
+        rising.advance()
+        assert constant.model.alpha.equal(rising.model.alpha) is same
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimator": "reinforce"}, {"estimator": "exact"}, {"gradient": "half"},
+        {"tau_end": 0.0}, {"tau_end": 1}, {"decay": -0.1}, {"decay": math.nan},
+        {"images": 25_001}, {"cells": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_settings_are_refused(changes):
+    with pytest.raises(ValueError, match="expected"):
+        nas_cases.run(**changes)
+
+
+def test_searches_do_not_share_a_stack():
+    runs = [nas_cases.run(seed=0), nas_cases.run(seed=1)]
+    assert runs[0].stack_key != runs[1].stack_key
+    with pytest.raises(ValueError, match="expected one search"):
+        SearchModel(runs, torch.device("cpu"))
+
+
+# the recipe and its report
+
+
+@pytest.fixture
+def reported(tmp_path, monkeypatch):
+    """The folder of a report on a few small searches of each arm."""
+    real = recipe("nas-cifar10")
+
+    def build(estimator, seed):
+        for run in real.build(estimator, seed):
+            yield replace(run, tf32=False, **nas_cases.SMALL | {"epochs": 2, "images": 8})
+
+    small = replace(real, build=build, seeds=(0, 1))
+    monkeypatch.setattr(nas, "RECIPES", (small,))
+    store = Store(tmp_path / "runs")
+    options = StackOptions(
+        make_stack=lambda runs, device, data: Stack(nas_cases.small_model, runs, device, data)
+    )
+    # one of them is left out
+    assert len(execute(small.runs()[:-1], store, stacks=options).finished) == 9
+    return write_report(small, store, tmp_path / "results")
+
+
+def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
+    text = (reported / "report.md").read_text()
+    for heading in (
+        "validation accuracy on CIFAR-10, CIFAR-10 validation",
+        "Beside cells that need no search",
+        "What the number of seeds can tell",
+        "Transferred from CIFAR-10",
+        "Every cell that was found",
+        "Every cell as a graph",
+        "The architecture over time",
+        "Claims",
+    ):
+        assert f"## {heading}" in text, heading
+    assert "93.23 ± 0.58" in text
+    # what the paper has for other data sets is not comparable
+    assert "39.55" not in text
+    assert "seeds each would resolve 0.2 points" in text
+    assert re.search(r"C: ReinMax: of 12 edges none wins on \d+ and skip wins on \d+", text)
+    cells = (reported / "cells.svg").read_text()
+    page = (reported / "report.html").read_text()
+    assert cells.count("<circle") == 9 * 4
+    assert cells.strip() in page
+    curves = (reported / "probabilities.svg").read_text()
+    # of 9 runs, 6 edges and 5 operations
+    assert curves.count("<polyline") == 9 * 30
+    for drawing in (cells, curves):
+        xml.etree.ElementTree.fromstring(drawing)
+    # the same files from the results alone
+    assert folder.check(reported.parent) is None
+    (reported / "cells.svg").write_text(cells.replace("seed 0", "seed 1", 1))
+    assert "cells.svg" in folder.check(reported.parent)
+
+
+def test_seeds_that_resolve_a_difference():
+    def spread(deviation):
+        return Summary(4, 93.0, deviation)
+
+    # 2 * (1.96 + 0.84)^2 * s^2 / d^2 for equal spreads
+    assert seeds_needed(spread(0.5), spread(0.5), 0.5) == 16
+    assert seeds_needed(spread(0.58), spread(0.23)) == 77
+    assert seeds_needed(spread(0.0), spread(0.0)) == 2
+    assert seeds_needed(Summary(1, 93.0), spread(0.5)) is None
+
+
+def test_the_arms_are_balanced_and_follow_the_protocol():
+    search = recipe("nas-cifar10")
+    runs = search.runs()
+    keys = list(search.keys())
+    assert [run.estimator for run in runs] == keys * 4
+    assert [run.seed for run in runs] == [seed for seed in range(4) for _ in keys]
+    arms = {
+        run.estimator: (run.line.row, run.tau, run.tau_end, run.decay, run.gradient) for run in runs
+    }
+    assert list(arms.values()) == [
+        ("gumbel_softmax", 10.0, 0.1, 0.001, "gdas"),
+        ("gumbel_softmax", 1.0, None, 0.09, "gdas"),
+        ("reinmax", 1.0, None, 0.09, "gdas"),
+        ("straight_through", 1.0, None, 0.09, "gdas"),
+        ("reinmax", 1.0, None, 0.09, "full"),
+    ]
+    for run in runs:
+        assert run.epochs * run.steps_per_epoch == 39_100
+        assert (run.channels, run.cells, run.batch, run.learning_rate) == (16, 5, 64, 3e-4)
+    assert search.published["test"].cells["gdas"].value == 93.23
