@@ -32,6 +32,7 @@ from .exact import exact_expectation as exact_expectation
 from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation
 from .families import Family as Family
+from .families import Subset as Subset
 from .kernels.dispatch import BackendUnavailable as BackendUnavailable
 from .linear_select import linear_select as linear_select
 from .objects import ControlNetwork as ControlNetwork
@@ -68,6 +69,7 @@ __all__ = [
     "Reinforce",
     "Relax",
     "Rodeo",
+    "Subset",
     "arms",
     "blend",
     "citation",

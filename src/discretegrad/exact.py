@@ -191,7 +191,7 @@ def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
     number = torch.arange(first, last, device=device).unsqueeze(-1)
     batch = [1] * len(problem.batch_shape)
     digits = (number // place % values).reshape(last - first, *batch, *problem.latent_shape)
-    return problem.family.outcome(digits)
+    return problem.family.outcome(problem.logits, digits)
 
 
 def _weighted_values(problem: _Problem, drawn: Tensor, vectorize: bool) -> Tensor:
