@@ -27,13 +27,15 @@ from torch.nn.functional import logsigmoid, pad
 from .._math import row_sum
 from .._modes import compiling, transforming
 
-# Steps to the shift. With them the chance of k bits was at least 0.45 / sqrt(k + 1) in every case
-# that was tried; a few orders of magnitude less would still be far from the end of float32.
-_STEPS = 10
+# The shift is good enough if the mean number of ones is so near to k, and is so after a few steps.
+# Should ten not do, then the chance of k ones may be smaller, which float32 has much room for.
+_NEAR, _STEPS = 1.0, 10
 # A gap between the k-th and the next logit beyond which the subset is certain in float32.
 _CERTAIN = 80.0
 # Numbers that are worked on at once on a CPU, so that they stay in its caches.
 _BLOCK = 2**17
+# Pieces of work up to this size are done at once: on a CPU, measured, and elsewhere, for memory.
+_SHORT, _MANY = 2**13, 2**26
 
 
 class Inclusion(NamedTuple):
@@ -111,11 +113,14 @@ def _shift(k: int, natural: Tensor) -> Tensor:
         # not torch.sigmoid, see _math
         p = (-shift - natural).exp_().add_(1).reciprocal_()
         total = row_sum(p)
-        excess, slope = total - k, total - row_sum(p.square_())
+        excess, slope = total - k, total - row_sum(p.mul_(p))
         low, high = torch.where(excess < 0, shift, low), torch.where(excess > 0, shift, high)
         newton = shift - excess / slope
         inside = (newton > low) & (newton < high)
-        shift = torch.where(inside, newton, (low + high) / 2)
+        near = excess.abs() <= _NEAR
+        shift = torch.where(near, shift, torch.where(inside, newton, (low + high) / 2))
+        if natural.device.type == "cpu" and not (compiling() or transforming()) and near.all():
+            break
     return shift
 
 
@@ -151,9 +156,9 @@ def _outside(levels: list[Tensor], k: int) -> list[Tensor]:
     for x in levels[-2::-1]:
         (left, right), above = _halves(x), outside[-1]
         below = _below(above, x)
-        to_left, to_right = _halves(below)
-        _add_matches(to_left, _paired(above, x), right)
-        _add_matches(to_right, _paired(above, x), left)
+        # the views one at a time: autograd refuses to change one that is older than a change
+        _add_matches(_halves(below)[0], _paired(above, x), right)
+        _add_matches(_halves(below)[1], _paired(above, x), left)
         outside.append(below)
     return outside[::-1]
 
@@ -191,6 +196,13 @@ def _below(above: Tensor, x: Tensor) -> Tensor:
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
     """Add the products of polynomials, up to the degree of ``out``."""
+    if _in_one_step(out, right):
+        degree = len(left) - 1
+        # right[m + i - degree] for i = degree - j, and 0 where there is no such coefficient
+        padded = pad(right, (0, 0) * (right.ndim - 1) + (degree, max(0, len(out) - len(right))))
+        windows = padded[: len(out) + degree].unfold(0, degree + 1, 1).movedim(-1, 1)
+        out += (windows * left.flip(0)).sum(1)
+        return
     for j in range(min(len(left), len(out))):
         end = min(len(out) - j, len(right))
         out[j : j + end].addcmul_(left[j], right[:end])
@@ -198,9 +210,28 @@ def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _add_matches(out: Tensor, above: Tensor, sibling: Tensor) -> None:
     """Add, for every j, the sum over i of ``sibling[i] * above[i + j]``."""
+    if _in_one_step(out, sibling):
+        size = len(out) + len(sibling) - 1
+        padded = pad(above, (0, 0) * (above.ndim - 1) + (0, max(0, size - len(above))))
+        windows = padded[:size].unfold(0, len(sibling), 1).movedim(-1, 1)
+        out += (windows * sibling).sum(1)
+        return
     for i in range(min(len(sibling), len(above))):
         end = min(len(out), len(above) - i)
         out[:end].addcmul_(sibling[i], above[i : i + end])
+
+
+def _in_one_step(out: Tensor, factor: Tensor) -> bool:
+    """Whether to form all products of two coefficients at once, and not one row after the other.
+
+    That takes more memory and fewer operations, of which each takes a while to start. It is all
+    that a transform or a compiler can do fast.
+    """
+    if compiling() or transforming():
+        return True
+    if out.device.type == "cpu":
+        return factor.numel() < _SHORT
+    return len(out) * factor.numel() < _MANY
 
 
 def _inclusion(k: int, point: Tensor) -> Inclusion:
@@ -219,13 +250,13 @@ def _normalised(leaves: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _covariance(k: int, point: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""With the sum $s = g \cdot z$ over a subset, an entry of $C g$ is
+    r"""With the sum $s = g \cdot (z - p)$ over a subset, an entry of $C g$ is
 
     $$\mu_i (1 - \mu_i) \big(E[s \mid z_i = 1] - E[s \mid z_i = 0]\big) .$$
 
-    Beside each probability of the tree goes the same probability times the mean of s in it:
-    derivatives, if each p were $p e^{g}$. Rounding feels a constant that is added to all g, which
-    the result does not, so g is centred first.
+    Beside each probability of the tree goes the same probability times the mean of s in it, for
+    which an item starts with $\pm p q\, g$: nearly certain ones count nearly nothing. Rounding feels
+    a constant that is added to all g, which the result does not, so g is centred first.
     """
     point, k, flipped = _smaller_side(point, k)  # the covariance of 1 - z is that of z
     leaves = _leaves(point)
@@ -235,7 +266,8 @@ def _covariance(k: int, point: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tenso
     variance, g = mean * rest, g.T
     tiny = torch.finfo(g.dtype).tiny
     g = g - (variance * g).sum(0) / variance.sum(0).clamp_min(tiny)
-    sums = [torch.stack([torch.zeros_like(g), leaves[1] * g])]
+    swing = leaves[0] * leaves[1] * g
+    sums = [torch.stack([-swing, swing])]
     for x in levels[:-2]:  # the sum over all items is not needed
         parent = _parent(sums[-1], k)
         (left, right), (left_sum, right_sum) = _halves(x), _halves(sums[-1])

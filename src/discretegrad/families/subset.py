@@ -236,15 +236,17 @@ class _LogProb(torch.autograd.Function):
         ctx.save_for_forward(logits, drawn)
 
     @staticmethod
-    def _score(ctx: Any) -> Tensor:
-        logits, drawn = ctx.saved_tensors
-        return _residual(drawn, counting.inclusion(counting.balanced(logits, ctx.k), ctx.k))
-
-    @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = g[0].unsqueeze(-1) * _LogProb._score(ctx)
-        return gradient.sum_to_size(ctx.saved_tensors[0].shape), None, None
+        logits, drawn = ctx.saved_tensors
+        gradient = g[0].unsqueeze(-1) * _score(logits, drawn, ctx.k)
+        return gradient.sum_to_size(logits.shape), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return (tangents[0] * _LogProb._score(ctx)).sum(-1)
+        logits, drawn = ctx.saved_tensors
+        return (tangents[0] * _score(logits, drawn, ctx.k)).sum(-1)
+
+
+def _score(logits: Tensor, drawn: Tensor, k: int) -> Tensor:
+    """The gradient of the log-probability, differentiable."""
+    return _residual(drawn, counting.inclusion(counting.balanced(logits, k), k))
