@@ -41,11 +41,6 @@ class AlongAxis(Family):
         """The axis moved from the end back to ``dim``."""
         return x if dim in (-1, x.ndim - 1) else x.movedim(-1, dim).contiguous()
 
-    def natural(self, variables: Variables) -> Tensor:
-        """Logits minus their row's maximum."""
-        fixed = constant(variables.logits, variables.point.dtype)
-        return fixed - fixed.amax(-1, keepdim=True)
-
     def dot(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over the axis."""
         return row_sum(x * y)

@@ -51,7 +51,7 @@ class Family(ABC):
 
     @property
     def fused(self) -> Mapping[str, Callable[..., Tensor]]:
-        """Faster forms of an estimator's formula, by its name, with the arguments of the formula."""
+        """Faster forms of an estimator's formula, by its name, with the formula's arguments."""
         return _NOTHING_FUSED
 
     # --- from a call to a draw

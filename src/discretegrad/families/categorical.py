@@ -14,7 +14,7 @@ from .._modes import compiling, transforming
 from .._random import uniform, widest
 from .._seeded import seeded_exponential
 from .._types import Call
-from .axis import AlongAxis
+from .axis import AlongAxis, constant
 from .base import Variables
 
 # Above this many categories the draw first picks a block of neighbours, then one of the block:
@@ -126,6 +126,11 @@ class Categorical(AlongAxis):
             return (torch.arange(logits.shape[-1], device=logits.device) == drawn).to(logits.dtype)
         zeros = logits.new_zeros((*drawn.shape[:-1], logits.shape[-1]))
         return zeros.scatter_(-1, drawn, 1.0)
+
+    def natural(self, variables: Variables) -> Tensor:
+        """Logits minus their row's maximum."""
+        fixed = constant(variables.logits, variables.point.dtype)
+        return fixed - fixed.amax(-1, keepdim=True)
 
     def point(self, natural: Tensor) -> Tensor:
         """The probabilities."""

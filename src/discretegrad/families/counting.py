@@ -47,11 +47,17 @@ class Inclusion(NamedTuple):
     """That it is not."""
 
 
+def below_last(natural: Tensor, k: int) -> Tensor:
+    """Natural parameters (..., n) minus the k-th largest of their row."""
+    return natural - natural.detach().topk(k, -1).values[..., -1:]
+
+
 def balanced(natural: Tensor, k: int) -> Tensor:
     """Natural parameters (..., n) with a constant added, such that k bits are 1 on average."""
-    return natural + _in_blocks(_shift, k, natural.detach().reshape(-1, natural.shape[-1])).reshape(
-        *natural.shape[:-1], 1
-    )
+    # first relative to the k-th largest, because beside a huge number a shift would be lost
+    natural = below_last(natural, k)
+    shift = _in_blocks(_shift, k, natural.detach().reshape(-1, natural.shape[-1]))
+    return natural + shift.reshape(*natural.shape[:-1], 1)
 
 
 def inclusion(point: Tensor, k: int) -> Inclusion:
@@ -99,15 +105,17 @@ def _in_blocks(function: Callable[..., Tensor], k: int, *tensors: Tensor) -> Ten
 
 
 def _shift(k: int, natural: Tensor) -> Tensor:
-    """The constant for each row, (rows, 1): Newton's method, kept between two bounds."""
+    """The constant for each row, (rows, 1), if the k-th largest number of a row is 0.
+
+    Newton's method, kept between two bounds.
+    """
     n = natural.shape[-1]
-    largest = natural.topk(min(k + 1, n), -1).values
-    last = largest[:, k - 1 : k]
-    following = torch.maximum(largest[:, -1:] if n > k else last - _CERTAIN, last - _CERTAIN)
+    largest = natural.topk(min(k + 1, n), -1).values[:, -1:]
+    following = largest.clamp(min=-_CERTAIN) if n > k else torch.full_like(largest, -_CERTAIN)
     # at the lower bound the n - k smaller items have half a bit together, and the k-th lacks half
     # of its bit; at the upper one the k largest lack half a bit together, and the next has half
-    low = torch.minimum(-last, -following - math.log(2 * max(n - k, 1)))
-    high = torch.maximum(-following, math.log(2 * k) - last)
+    low = (-following - math.log(2 * max(n - k, 1))).clamp(max=0)
+    high = (-following).clamp(min=math.log(2 * k))
     shift = (low + high) / 2
     for _ in range(_STEPS):
         # not torch.sigmoid, see _math
@@ -205,7 +213,7 @@ def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
         return
     for j in range(min(len(left), len(out))):
         end = min(len(out) - j, len(right))
-        out[j : j + end].addcmul_(left[j], right[:end])
+        _accumulate(out[j : j + end], left[j], right[:end])
 
 
 def _add_matches(out: Tensor, above: Tensor, sibling: Tensor) -> None:
@@ -218,17 +226,24 @@ def _add_matches(out: Tensor, above: Tensor, sibling: Tensor) -> None:
         return
     for i in range(min(len(sibling), len(above))):
         end = min(len(out), len(above) - i)
-        out[:end].addcmul_(sibling[i], above[i : i + end])
+        _accumulate(out[:end], sibling[i], above[i : i + end])
+
+
+def _accumulate(out: Tensor, x: Tensor, y: Tensor) -> None:
+    if transforming():  # which has no rule for the faster form
+        out += x * y
+    else:
+        out.addcmul_(x, y)
 
 
 def _in_one_step(out: Tensor, factor: Tensor) -> bool:
     """Whether to form all products of two coefficients at once, and not one row after the other.
 
-    That takes more memory and fewer operations, of which each takes a while to start. It is all
-    that a transform or a compiler can do fast.
+    That takes more memory and fewer operations, of which each takes a while to start, or to
+    compile.
     """
-    if compiling() or transforming():
-        return True
+    if compiling() or transforming():  # of which the latter has no rule for the backward of unfold
+        return not transforming()
     if out.device.type == "cpu":
         return factor.numel() < _SHORT
     return len(out) * factor.numel() < _MANY
@@ -255,8 +270,8 @@ def _covariance(k: int, point: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tenso
     $$\mu_i (1 - \mu_i) \big(E[s \mid z_i = 1] - E[s \mid z_i = 0]\big) .$$
 
     Beside each probability of the tree goes the same probability times the mean of s in it, for
-    which an item starts with $\pm p q\, g$: nearly certain ones count nearly nothing. Rounding feels
-    a constant that is added to all g, which the result does not, so g is centred first.
+    which an item starts with $\pm p q\, g$: nearly certain ones count nearly nothing. Rounding
+    feels a constant that is added to all g, which the result does not, so g is centred first.
     """
     point, k, flipped = _smaller_side(point, k)  # the covariance of 1 - z is that of z
     leaves = _leaves(point)

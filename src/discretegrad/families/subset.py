@@ -14,14 +14,15 @@ from .._checks import check_count, values_are_checked
 from .._random import uniform, widest
 from .._types import Call
 from . import counting
-from .axis import AlongAxis
+from .axis import AlongAxis, constant
 from .base import Variables
 from .bernoulli import check_bit_values
 
 
 @dataclass(frozen=True, repr=False)
 class Subset(AlongAxis):
-    r"""k items of n, drawn together: $P(z) \propto e^{l \cdot z}$ over all z in {0, 1}ⁿ with k ones.
+    r"""k items of n, drawn together: $P(z) \propto e^{l \cdot z}$ over all $z \in \{0, 1\}^n$ with
+    k ones.
 
     A family of variables: pass it as ``family`` wherever ``"categorical"`` may be passed. A sample
     has exactly k ones along ``dim``, its mean are the probabilities $\mu_i$ that an item is in the
@@ -85,8 +86,8 @@ class Subset(AlongAxis):
             )
         if (logits == math.inf).any():
             raise ValueError(
-                f"{name}: expected logits that are finite or -inf, got +inf. To force an item, give "
-                "it a finite logit far above the others, or draw the others without it."
+                f"{name}: expected logits that are finite or -inf, got +inf. To force an item, "
+                "give it a finite logit far above the others, or draw the others without it."
             )
         allowed = (logits > -math.inf).sum(-1)
         if (allowed < self.k).any():
@@ -131,6 +132,10 @@ class Subset(AlongAxis):
     def sample(self, logits: Tensor, drawn: Tensor) -> Tensor:
         """Zeros and ones."""
         return drawn.to(logits.dtype)
+
+    def natural(self, variables: Variables) -> Tensor:
+        """Logits minus the k-th largest of their row."""
+        return counting.below_last(constant(variables.logits, variables.point.dtype), self.k)
 
     def point(self, natural: Tensor) -> Tensor:
         """Log-odds of bits of which k are 1 on average."""
