@@ -390,7 +390,8 @@ def check_sampler(row: Estimator, **options: Any) -> None:
             f"check_sampler: expected the row of a sampler, such as discretegrad.get('reinmax'), "
             f"got {row!r}"
         )
-    for family in (*row.families, *([_ANY_FAMILY] if row.any_family else [])):
+    families: tuple[FamilyLike, ...] = row.families
+    for family in (*families, _ANY_FAMILY) if row.any_family else families:
         case = Case(row, family, options)
         for name, rule in RULES.items():
             try:

@@ -56,17 +56,15 @@ def balanced(natural: Tensor, k: int) -> Tensor:
     """Natural parameters (..., n) with a constant added, such that k bits are 1 on average."""
     # first relative to the k-th largest, because beside a huge number a shift would be lost
     natural = below_last(natural, k)
-    shift = _in_blocks(_shift, k, natural.detach().reshape(-1, natural.shape[-1]))
+    (shift,) = _in_blocks(_shift, k, natural.detach().reshape(-1, natural.shape[-1]))
     return natural + shift.reshape(*natural.shape[:-1], 1)
 
 
 def inclusion(point: Tensor, k: int) -> Inclusion:
     """The probabilities of items with log-odds (..., n). Differentiable."""
-    if point.requires_grad or transforming():
-        rows = _inclusion(k, point.reshape(-1, point.shape[-1]))
-    else:
-        rows = _in_blocks(_inclusion, k, point.reshape(-1, point.shape[-1]))
-    return Inclusion(*(x.reshape(point.shape) for x in rows))
+    parts = _in_blocks(_inclusion, k, point.reshape(-1, point.shape[-1]))
+    mean, rest = (x.reshape(point.shape) for x in parts)
+    return Inclusion(mean, rest)
 
 
 def inclusion_and_covariance(point: Tensor, k: int, g: Tensor) -> tuple[Inclusion, Tensor]:
@@ -80,7 +78,7 @@ def inclusion_and_covariance(point: Tensor, k: int, g: Tensor) -> tuple[Inclusio
 def draw(point: Tensor, k: int, uniform: Tensor) -> Tensor:
     """Subsets as booleans (draws, rows, n), from uniform numbers (draws, rows, n - 1)."""
     # the axis of rows first, because blocks are along it
-    drawn: Tensor = _in_blocks(_draw, k, point, uniform.movedim(0, 1))
+    (drawn,) = _in_blocks(_draw, k, point, uniform.movedim(0, 1))
     return drawn.movedim(0, 1)
 
 
@@ -91,7 +89,10 @@ def log_chance(point: Tensor, k: int) -> Tensor:
     return root[k, 0].log().reshape(point.shape[:-1])
 
 
-def _in_blocks(function: Callable[..., Tensor], k: int, *tensors: Tensor) -> Tensor:
+Parts = tuple[Tensor, ...]
+
+
+def _in_blocks(function: Callable[..., Parts], k: int, *tensors: Tensor) -> Parts:
     """``function(k, *tensors)``, some rows at a time where that is faster."""
     rows = tensors[0].shape[0]
     size = max(1, _BLOCK // max(1, max(x[:1].numel() for x in tensors)))
@@ -99,12 +100,10 @@ def _in_blocks(function: Callable[..., Tensor], k: int, *tensors: Tensor) -> Ten
         return function(k, *tensors)
     blocks = zip(*(x.split(size) for x in tensors), strict=True)
     parts = [function(k, *block) for block in blocks]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _shift(k: int, natural: Tensor) -> Tensor:
+def _shift(k: int, natural: Tensor) -> Parts:
     """The constant for each row, (rows, 1), if the k-th largest number of a row is 0.
 
     Newton's method, kept between two bounds.
@@ -129,7 +128,7 @@ def _shift(k: int, natural: Tensor) -> Tensor:
         shift = torch.where(near, shift, torch.where(inside, newton, (low + high) / 2))
         if natural.device.type == "cpu" and not (compiling() or transforming()) and near.all():
             break
-    return shift
+    return (shift,)
 
 
 def _smaller_side(point: Tensor, k: int) -> tuple[Tensor, int, bool]:
@@ -249,12 +248,11 @@ def _in_one_step(out: Tensor, factor: Tensor) -> bool:
     return len(out) * factor.numel() < _MANY
 
 
-def _inclusion(k: int, point: Tensor) -> Inclusion:
+def _inclusion(k: int, point: Tensor) -> Parts:
     point, k, flipped = _smaller_side(point, k)
     leaves = _leaves(point)
     mean, rest = _normalised(leaves, _outside(_products(leaves, k), k)[0])
-    mean, rest = mean.T, rest.T
-    return Inclusion(rest, mean) if flipped else Inclusion(mean, rest)
+    return (rest.T, mean.T) if flipped else (mean.T, rest.T)
 
 
 def _normalised(leaves: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,7 +262,7 @@ def _normalised(leaves: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
     return within / chance, without / chance
 
 
-def _covariance(k: int, point: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _covariance(k: int, point: Tensor, g: Tensor) -> Parts:
     r"""With the sum $s = g \cdot (z - p)$ over a subset, an entry of $C g$ is
 
     $$\mu_i (1 - \mu_i) \big(E[s \mid z_i = 1] - E[s \mid z_i = 0]\big) .$$
@@ -304,11 +302,10 @@ def _covariance(k: int, point: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tenso
     chance = p * within + q * without
     slope = p / chance * q / chance * (without * others[1] - within * others[0])
     product = (variance * g + slope).T
-    mean, rest = mean.T, rest.T
-    return (rest, mean, product) if flipped else (mean, rest, product)
+    return (rest.T, mean.T, product) if flipped else (mean.T, rest.T, product)
 
 
-def _draw(k: int, point: Tensor, uniform: Tensor) -> Tensor:
+def _draw(k: int, point: Tensor, uniform: Tensor) -> Parts:
     """From log-odds (rows, n) and numbers (rows, draws, n - 1) to booleans (rows, draws, n)."""
     point, k, flipped = _smaller_side(point, k)
     levels = _products(_leaves(point), k)
@@ -331,4 +328,4 @@ def _draw(k: int, point: Tensor, uniform: Tensor) -> Tensor:
         count = torch.cat([taken, pairs - taken, count[half:]])
         used += half
     drawn = count.movedim(0, -1).movedim(1, 0) > 0
-    return ~drawn if flipped else drawn
+    return (~drawn if flipped else drawn,)
