@@ -58,7 +58,10 @@ def errors(k: int, steepness: float, problem: tuple[Tensor, ...]) -> dict[str, t
         (gradients,) = torch.autograd.grad(f(sample).sum(), copies)
         mean = probs @ gradients
         variance = probs @ (gradients - mean).square().sum(-1)
-        found[label] = (float((mean - true).norm() / true.norm()), float(variance.sqrt() / true.norm()))
+        found[label] = (
+            float((mean - true).norm() / true.norm()),
+            float(variance.sqrt() / true.norm()),
+        )
     return found
 
 
