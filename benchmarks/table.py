@@ -5,8 +5,9 @@
     python benchmarks/table.py --preview DIR    the pages of the benchmarks from the CSV files in a
                                                 folder, into the same folder
 
-Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py, and make soak), the
-folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the registry.
+Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py, and make
+soak), the folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the
+registry.
 """
 
 import argparse

@@ -159,11 +159,11 @@ class Family(ABC):
 
     def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of the draw."""
-        raise self._lacks("probability")
+        raise self._expected("probability")
 
     def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
         """The probability of all other draws, to a rounding of itself."""
-        raise self._lacks("other_probability")
+        raise self._expected("other_probability")
 
     # noise that perturbs the logits, given the draw that it selects
 
@@ -171,45 +171,45 @@ class Family(ABC):
         self, variables: Variables, generator: torch.Generator | None, count: int | None = None
     ) -> Tensor:
         """Noise of the shape of a point for ``perturbed``, or ``count`` times along a new axis."""
-        raise self._lacks("draw_noise")
+        raise self._expected("draw_noise")
 
     def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
         """The same as a function of one seed per variable, for draws ``first`` to
         ``first + count``, along a new first axis."""
-        raise self._lacks("seeded_noise")
+        raise self._expected("seeded_noise")
 
     def accept_noise(self, name: str, noise: Tensor, like: Tensor) -> Tensor:
         """A user's noise, its values checked, as a constant in the dtype of ``like``."""
-        raise self._lacks("accept_noise")
+        raise self._expected("accept_noise")
 
     def scale(self, variables: Variables) -> Tensor:
         """What ``perturbed`` needs to know of the logits."""
-        raise self._lacks("scale")
+        raise self._expected("scale")
 
     def perturbed(self, scale: Tensor, drawn: Tensor, noise: Tensor) -> Tensor:
         """Natural parameters of the relaxed sample: logits plus noise that selects the draw."""
-        raise self._lacks("perturbed")
+        raise self._expected("perturbed")
 
     def relaxed(self, natural: Tensor) -> Tensor:
         """The mean of natural parameters, differentiable as often as one likes.
 
         The derivatives hold to a rounding of their largest entry.
         """
-        raise self._lacks("relaxed")
+        raise self._expected("relaxed")
 
     def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
         """A gradient ``g`` at ``perturbed``, taken back to the logits: the noise stays where it is
         when the logits move."""
-        raise self._lacks("gradient_given_noise")
+        raise self._expected("gradient_given_noise")
 
     def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
         """The same with the draw fixed: the perturbed logits follow their distribution given it."""
-        raise self._lacks("gradient_given_draw")
+        raise self._expected("gradient_given_draw")
 
-    def _lacks(self, method: str) -> NotImplementedError:
+    def _expected(self, method: str) -> NotImplementedError:
         return NotImplementedError(
-            f"{self} has no {method}. Use an estimator that needs only what every family gives: "
-            "its row in discretegrad.ESTIMATORS has any_family=True."
+            f"expected a family that has {method}, got {self}. Use an estimator that needs only "
+            "what every family gives: its row in discretegrad.ESTIMATORS has any_family=True."
         )
 
     def __repr__(self) -> str:
