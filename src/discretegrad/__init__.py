@@ -1,9 +1,9 @@
 """discretegrad: gradients through discrete random variables.
 
 ``reinmax(logits)`` draws a one-hot sample from ``softmax(logits)`` and gives it a gradient that is
-accurate to second order; ``family="bernoulli"`` draws bits, ``Subset(k)`` k of n items. The other samplers are called the same
-way. ``expectation(logits, f, estimator)`` is one front for samplers and score-function estimators,
-and ``diagnose`` compares them on a problem of your own.
+accurate to second order; ``family="bernoulli"`` draws bits, and ``Subset(k)`` k of n items. The
+other samplers are called the same way. ``expectation(logits, f, estimator)`` is one front for
+samplers and score-function estimators, and ``diagnose`` compares them on a problem of your own.
 """
 
 from ._checks import set_checks as set_checks
