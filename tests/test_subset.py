@@ -79,6 +79,14 @@ def test_moments_equal_enumeration(n, k):
         close(jacobian, covariance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_computed_in_float32(dtype):
+    family, logits = Subset(30), (3 * normal(200)).to(dtype)
+    sample = family.likeliest(logits)
+    for function in (family.relaxed, family.entropy, lambda x: family.log_prob(x, sample)):
+        assert torch.equal(function(logits), function(logits.float()).to(dtype))
+
+
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_every_subset_has_a_number(n, k):
     family, logits = Subset(k), normal(n)

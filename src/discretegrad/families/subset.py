@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .._checks import check_count, values_are_checked
+from .._math import compute_dtype
 from .._random import uniform, widest
 from .._types import Call
 from . import counting
@@ -180,23 +181,28 @@ class Subset(AlongAxis):
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each subset, (...); of a sample with k ones."""
-        value: Tensor = _LogProb.apply(logits, sample > 0, self.k)
-        return value
+        value: Tensor = _LogProb.apply(_wide(logits), sample > 0, self.k)
+        return value.to(logits.dtype)
 
     def relaxed(self, natural: Tensor) -> Tensor:
         """The probability that an item is in the subset, differentiable as often as one likes."""
-        return counting.inclusion(counting.balanced(natural, self.k), self.k).mean
+        point = counting.balanced(_wide(natural), self.k)
+        return counting.inclusion(point, self.k).mean.to(natural.dtype)
 
     def entropy(self, logits: Tensor) -> Tensor:
         """The entropy of each variable, (...), in nats. Differentiable."""
-        point = counting.balanced(logits, self.k)
+        point = counting.balanced(_wide(logits), self.k)
         mean, rest = counting.inclusion(point, self.k)
         log_odds = point.masked_fill(point == -math.inf, 0)  # of an item that is never drawn
         bits = mean * logsigmoid(log_odds) + rest * logsigmoid(-point)
-        return counting.log_chance(point, self.k) - bits.sum(-1)
+        return (counting.log_chance(point, self.k) - bits.sum(-1)).to(logits.dtype)
 
     def __repr__(self) -> str:
         return f"Subset({self.k})"
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(compute_dtype(logits.dtype))
 
 
 def _residual(drawn: Tensor, inclusion: counting.Inclusion) -> Tensor:
