@@ -87,7 +87,7 @@ def test_low_precision_is_computed_in_float32(dtype):
         assert torch.equal(function(logits), function(logits.float()).to(dtype))
 
 
-@pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.parametrize(("n", "k"), [*SIZES, (100, 98)])
 def test_every_subset_has_a_number(n, k):
     family, logits = Subset(k), normal(n)
     drawn = family.outcome(logits, torch.arange(family.outcomes(logits)))

@@ -51,18 +51,18 @@ def errors(k: int, steepness: float, problem: tuple[Tensor, ...]) -> dict[str, t
     probs = (subsets @ logits).softmax(0)
     scores = subsets - probs @ subsets
     true = (probs * f(subsets)) @ scores
-    found = {}
+    moments = {}
     for label, (name, options) in VARIANTS.items():
         copies = logits.expand(subsets.shape).clone().requires_grad_()
         sample = discretegrad.get(name).function(copies, family=family, given=subsets, **options)
         (gradients,) = torch.autograd.grad(f(sample).sum(), copies)
         mean = probs @ gradients
         variance = probs @ (gradients - mean).square().sum(-1)
-        found[label] = (
+        moments[label] = (
             float((mean - true).norm() / true.norm()),
             float(variance.sqrt() / true.norm()),
         )
-    return found
+    return moments
 
 
 def rows(
@@ -72,9 +72,9 @@ def rows(
     steepness, chosen = tuple(steepness), list(problems())[:count]
     for k in sizes:
         for s in steepness:
-            found = [errors(k, s, problem) for problem in chosen]
+            by_problem = [errors(k, s, problem) for problem in chosen]
             for label in VARIANTS:
-                values = torch.tensor([each[label] for each in found])
+                values = torch.tensor([moments[label] for moments in by_problem])
                 bias, deviation = values.quantile(0.5, 0).tolist()
                 yield {
                     "estimator": label,

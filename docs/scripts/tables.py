@@ -70,16 +70,14 @@ def _subset_orders() -> str:
     labels, steepness = (
         dict.fromkeys(row[x] for row in measured) for x in ("estimator", "steepness")
     )
-    cells = {
-        (
-            row["k"],
-            row["estimator"],
-            row["steepness"],
-        ): f"{_bias(row)} / {float(row['deviation']):.2f}"
-        for row in measured
-    }
+    by_setting = {(row["k"], row["estimator"], row["steepness"]): row for row in measured}
+
+    def cell(*setting: str) -> str:
+        row = by_setting[setting]
+        return f"{_bias(row)} / {float(row['deviation']):.2f}"
+
     rows = [
-        [k, label, *(cells[k, label, s] for s in steepness)]
+        [k, label, *(cell(k, label, s) for s in steepness)]
         for k in dict.fromkeys(row["k"] for row in measured)
         for label in labels
     ]

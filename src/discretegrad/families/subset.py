@@ -170,9 +170,10 @@ class Subset(AlongAxis):
     def outcome(self, logits: Tensor, digits: Tensor) -> Tensor:
         """Subsets by their numbers: first all without the last item, then those with it."""
         number, missing = digits, torch.full_like(digits, self.k)
-        drawn = []
+        drawn, limit = [], self.outcomes(logits)
         for item in reversed(range(logits.shape[-1])):
-            ways = [math.comb(item, size) for size in range(self.k + 1)]
+            # what exceeds the limit is not met, and might exceed an int64
+            ways = [min(math.comb(item, size), limit) for size in range(self.k + 1)]
             without = torch.tensor(ways, device=digits.device)[missing]
             taken = number >= without
             number, missing = number - without * taken, missing - taken.long()
