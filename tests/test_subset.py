@@ -231,7 +231,8 @@ HARD = {
 @pytest.mark.parametrize("k", [1, 600, 1990])
 def test_float32_is_enough_for_thousands_of_items(logits, k):
     logits, family = logits(2000), Subset(k)
-    g = normal(*logits.shape, seed=1, dtype=torch.float32)
+    # the covariance does not feel a constant, but a sum that is not centred does
+    g = normal(*logits.shape, seed=1, dtype=torch.float32) + 100
     point, wide = family.point(logits), family.point(logits.double())
     ours, theirs = counting.inclusion(point, k), counting.inclusion(wide, k)
     for x, y in zip(ours, theirs, strict=True):
@@ -239,7 +240,7 @@ def test_float32_is_enough_for_thousands_of_items(logits, k):
         assert ((x - y).abs() <= 2e-5 * y + 1e-30).all()
     covariance = family.covariance(wide, g.double())
     error = (family.covariance(point, g) - covariance).abs().amax(-1)
-    assert (error <= 1e-4 * covariance.abs().amax(-1) + 1e-30).all()
+    assert (error <= 2e-6 * covariance.abs().amax(-1) + 1e-30).all()
     sample = reinmax(logits.requires_grad_(), 1.3, family=family, generator=seeded(3))
     assert_discrete(sample, family)
     assert gradient(sample, logits).isfinite().all()
