@@ -53,6 +53,7 @@ docs: $(VENV)/.dev  ## build the documentation, warnings are errors
 benchmark: $(VENV)/.dev  ## CPU benchmarks: write benchmarks/*.csv and the tables in the docs
 	$(PY) benchmarks/run.py
 	$(PY) benchmarks/steps.py
+	$(PY) benchmarks/subsets.py
 
 soak: $(VENV)/.dev  ## attack library and lab with random cases for SECONDS (60); RECORD=1 stores the counts
 	$(PY) -m soak --seconds $(SECONDS) --processes 2 $(if $(RECORD),--record)

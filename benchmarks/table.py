@@ -5,8 +5,9 @@
     python benchmarks/table.py --preview DIR    the pages of the benchmarks from the CSV files in a
                                                 folder, into the same folder
 
-Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, and make soak), the
-folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the registry.
+Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py, and make
+soak), the folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the
+registry.
 """
 
 import argparse
@@ -19,13 +20,14 @@ import reproduction
 import run
 import stacks
 import steps
+import subsets
 from measure import ROOT, STORED
 from pages import PICTURES, draw, filled, relative, shows
 
 from discretegrad_lab.report.document import Figure
 
 README = ROOT / "README.md"
-PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, reliability.PAGE)
+PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, subsets.PAGE, reliability.PAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,10 @@ from oracles import one_thread
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
-SCRIPTS = "against kernels measure pages plain reproduction run samplers several stacks steps table"
+SCRIPTS = (
+    "against kernels measure pages plain reproduction run samplers several stacks steps subsets "
+    "table"
+)
 (
     against,
     kernels,
@@ -26,6 +29,7 @@ SCRIPTS = "against kernels measure pages plain reproduction run samplers several
     several,
     stacks,
     steps,
+    subsets,
     table,
 ) = map(importlib.import_module, SCRIPTS.split())
 CPU = measure.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)

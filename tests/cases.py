@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from discretegrad import ESTIMATORS
+from discretegrad import ESTIMATORS, Subset
 from discretegrad.testing import Case
 
 SAMPLERS = {name: row for name, row in ESTIMATORS.items() if row.kind == "sampler"}
@@ -24,6 +24,7 @@ CASES = [
     for options in VARIANTS.get(row.name, ({},))
     for family in row.families
 ]
+SUBSETS = [Case(row, Subset(2)) for row in SAMPLERS.values() if row.any_family]
 CATEGORICAL = [case for case in CASES if case.categorical]
 BERNOULLI = [case for case in CASES if not case.categorical]
 HARD = [case for case in CASES if case.hard]

@@ -577,6 +577,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "get": {"name": "reinmax"},
     "citation": {"name": "reinmax"},
     "set_checks": {"mode": "auto"},
+    "Subset": {"k": 2},
 }
 ARGUMENTS["relax"]["control"] = lambda z: z.flatten(1).sum(-1)
 ARGUMENTS["rodeo"]["control"] = torch.tanh

@@ -26,6 +26,7 @@ from benchmark_cases import (
     seeded_on_one_thread,
     stacks,
     steps,
+    subsets,
     table,
 )
 from discretegrad import ESTIMATORS
@@ -431,3 +432,26 @@ def test_two_trees_are_timed_in_turn(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         against.main(["--against", str(tmp_path)])
     assert "expected a folder with discretegrad" in capsys.readouterr().err
+
+
+def test_subsets_are_measured_beside_top_k(tmp_path, monkeypatch):
+    monkeypatch.setattr(subsets, "SHAPES", {"400x32, k=4": (400, 32, 4)})
+    quick = rehearse(subsets.BENCHMARK, [], tmp_path)
+    assert quick.code == 0
+    assert quick.untouched
+    rows = subsets.PAGE.read(tmp_path).rows
+    check_complete(rows, subsets.FILE)
+    assert [row["provider"] for row in rows] == [subsets.TOPK, subsets.GUMBEL, *subsets.OURS]
+    assert float(rows[0]["time_ratio"]) == 1
+    text = subsets.PAGE.text(pages.Results([]))
+    assert text.count("Not measured yet.") == 8
+    stored = measure.read_csv(BENCHMARKS / subsets.FILE.name)
+    assert list(stored[0]) == list(subsets.FILE.columns)
+
+
+def test_a_wrong_subset_is_not_timed(monkeypatch):
+    right = discretegrad.Subset.sample
+    monkeypatch.setattr(discretegrad.Subset, "sample", lambda *x: right(*x) * 0.5)
+    logits = torch.randn(4, 6, requires_grad=True)
+    *_, work = subsets.works(logits, torch.randn(4, 6), 2)
+    assert work.gate() == ["its sample has not 2 ones in every row"]

@@ -17,7 +17,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import discretegrad
-from cases import CASES, CATEGORICAL, FAMILIES, HARD, NOISY, SAMPLERS, any_tau, each, each_family
+from cases import (
+    CASES,
+    CATEGORICAL,
+    FAMILIES,
+    HARD,
+    NOISY,
+    SAMPLERS,
+    SUBSETS,
+    any_tau,
+    each,
+    each_family,
+)
 from discretegrad import ESTIMATORS, _random, _seeded, reinmax
 from discretegrad.families import FAMILIES as FAMILY_OBJECTS
 from discretegrad.kernels import dispatch
@@ -37,7 +48,7 @@ GUMBEL_RAO = [case for case in CASES if "num_draws" in case.options]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@each(CASES)
+@each([*CASES, *SUBSETS])
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(case, rule):
     RULES[rule](case)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import discretegrad
-from cases import DEFAULTS, each, each_family
+from cases import DEFAULTS, SUBSETS, each, each_family
 from discretegrad._seeded import seeded_exponential, seeded_logistic
 from discretegrad.testing import Case, assert_discrete
 
@@ -22,7 +22,7 @@ def cuda_generator():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@each(DEFAULTS)
+@each([*DEFAULTS, *SUBSETS])
 @pytest.mark.parametrize("tau", [1.0, 1.3])
 def test_no_call_makes_the_gpu_wait(case, tau):
     logits = torch.randn(64, 1000, device="cuda", requires_grad=True)
@@ -39,7 +39,7 @@ def test_no_call_makes_the_gpu_wait(case, tau):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@each(DEFAULTS)
+@each([*DEFAULTS, *SUBSETS])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_contract_on_the_gpu(case, dtype, cuda_generator):
     top = torch.finfo(dtype).max
@@ -167,3 +167,22 @@ def test_compiled_equals_eager(name, family, dtype, generator):
     z = torch.compile(case.sample, fullgraph=True)(logits)
     assert z.dtype == dtype
     assert_discrete(z, family)
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), [(3, 5, 2), (40, 300, 7), (4, 3000, 200), (2, 50, 48)])
+def test_subsets_on_the_gpu_are_those_of_the_cpu(rows, n, k, cuda_generator):
+    family, logits = discretegrad.Subset(k), 4 * torch.randn(rows, n)
+    g, draws = torch.randn(rows, n), 200
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-10)):
+        ours, theirs = (family.point(logits.to(device, dtype)) for device in ("cuda", "cpu"))
+        mean = family.mean(theirs)
+        torch.testing.assert_close(family.mean(ours).cpu(), mean, rtol=tolerance, atol=tolerance)
+        products = [family.covariance(x, g.to(x)).cpu() for x in (ours, theirs)]
+        torch.testing.assert_close(*products, rtol=tolerance, atol=tolerance)
+        sample = discretegrad.reinmax(
+            logits.to("cuda", dtype).expand(draws, rows, n), family=family, generator=cuda_generator
+        )
+        assert_discrete(sample, family)
+        # six standard deviations of a fair bit, for some thousand entries
+        error = (sample.double().mean(0).cpu() - mean).abs().max()
+        assert error < 6 * 0.5 / math.sqrt(draws)

@@ -294,14 +294,16 @@ def test_estimators_document_symbols_properties_and_differences(name):
     assert "$$" in docstring
 
 
-MODULE_CLASSES = [
+MADE_BY_USERS = [
     name
     for name in PUBLIC
-    if inspect.isclass(public(name)) and issubclass(public(name), torch.nn.Module)
+    if inspect.isclass(public(name))
+    and issubclass(public(name), (torch.nn.Module, discretegrad.Family))
+    and not inspect.isabstract(public(name))
 ]
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *MODULE_CLASSES])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *MADE_BY_USERS])
 def test_docstrings_describe_every_argument(name):
     function = public(name)
     text = inspect.cleandoc(function.__doc__).split("\nArgs:\n")[1]
@@ -420,6 +422,15 @@ def test_stored_numbers_follow_from_the_script(noise):
             assert float(row[name]) == pytest.approx(value, rel=allowed, abs=allowed), key(row)
 
 
+def test_stored_numbers_on_subsets_follow_from_their_script():
+    script = load(DOCS / "scripts" / "subset_orders.py")
+    with script.RESULT.open(newline="") as file:
+        stored = list(csv.DictReader(file))
+    assert len(stored) == len(script.SIZES) * len(script.STEEPNESS) * len(script.VARIANTS)
+    again = list(script.rows(sizes=(2,), steepness=(0.5,)))
+    assert again == [row for row in stored if (row["k"], row["steepness"]) == ("2", "0.5")]
+
+
 # the built site
 
 
@@ -473,7 +484,7 @@ def test_every_public_name_is_shown_with_its_own_docstring(site):
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     headings = re.findall(r'<h2 id="(discretegrad\.[^"]+)"', pages)
     assert sorted(headings) == sorted(PUBLIC)
-    assert pages.count("Examples:") == len(FUNCTIONS) + len(MODULE_CLASSES)
+    assert pages.count("Examples:") == len(FUNCTIONS) + len(MADE_BY_USERS)
     assert "<blockquote>" not in pages
 
 

@@ -15,7 +15,7 @@ import discretegrad
 from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
-PAGES = ("choosing-an-estimator.md", "theory.md")
+PAGES = ("choosing-an-estimator.md", "subsets.md", "theory.md")
 _BLOCK = re.compile(
     r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
 )
@@ -61,7 +61,27 @@ def tables() -> dict[str, str]:
         "cold": _cold(measured),
         "search": _search(),
         "gapped": _gapped(),
+        "subset_orders": _subset_orders(),
     }
+
+
+def _subset_orders() -> str:
+    measured = _read("subset_orders.csv")
+    labels, steepness = (
+        dict.fromkeys(row[x] for row in measured) for x in ("estimator", "steepness")
+    )
+    by_setting = {(row["k"], row["estimator"], row["steepness"]): row for row in measured}
+
+    def cell(*setting: str) -> str:
+        row = by_setting[setting]
+        return f"{_bias(row)} / {float(row['deviation']):.2f}"
+
+    rows = [
+        [k, label, *(cell(k, label, s) for s in steepness)]
+        for k in dict.fromkeys(row["k"] for row in measured)
+        for label in labels
+    ]
+    return _table(["k", "", *(f"steepness {s}" for s in steepness)], rows)
 
 
 def _estimators() -> str:

@@ -1,9 +1,9 @@
 """discretegrad: gradients through discrete random variables.
 
 ``reinmax(logits)`` draws a one-hot sample from ``softmax(logits)`` and gives it a gradient that is
-accurate to second order; ``family="bernoulli"`` draws bits. The other samplers are called the same
-way. ``expectation(logits, f, estimator)`` is one front for samplers and score-function estimators,
-and ``diagnose`` compares them on a problem of your own.
+accurate to second order; ``family="bernoulli"`` draws bits, and ``Subset(k)`` k of n items. The
+other samplers are called the same way. ``expectation(logits, f, estimator)`` is one front for
+samplers and score-function estimators, and ``diagnose`` compares them on a problem of your own.
 """
 
 from . import nn as nn
@@ -33,6 +33,7 @@ from .exact import exact_expectation as exact_expectation
 from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation
 from .families import Family as Family
+from .families import Subset as Subset
 from .kernels.dispatch import BackendUnavailable as BackendUnavailable
 from .linear_select import linear_select as linear_select
 from .objects import ControlNetwork as ControlNetwork
@@ -69,6 +70,7 @@ __all__ = [
     "Reinforce",
     "Relax",
     "Rodeo",
+    "Subset",
     "arms",
     "blend",
     "citation",

@@ -41,7 +41,7 @@ def exact_expectation(
             logits; any number of latent axes, found from the shape that f returns.
         f: Maps a sample of the shape of ``logits`` to one loss per batch element, that is, to a
             tensor whose shape is a prefix of the shape of ``logits``.
-        family: ``"categorical"`` (categories last) or ``"bernoulli"``.
+        family: ``"categorical"`` (categories last), ``"bernoulli"`` or ``Subset(k)`` (items last).
         mask: Boolean, broadcasts to ``logits``, True where a category (or the value 1) is allowed.
         max_outcomes: Most joint outcomes to enumerate, n to the power L; raise it if you can wait.
         chunk_size: Outcomes evaluated at once. Memory grows with it and not with the number of
@@ -191,7 +191,7 @@ def _outcomes(problem: _Problem, first: int, last: int) -> Tensor:
     number = torch.arange(first, last, device=device).unsqueeze(-1)
     batch = [1] * len(problem.batch_shape)
     digits = (number // place % values).reshape(last - first, *batch, *problem.latent_shape)
-    return problem.family.outcome(digits)
+    return problem.family.outcome(problem.logits, digits)
 
 
 def _weighted_values(problem: _Problem, drawn: Tensor, vectorize: bool) -> Tensor:

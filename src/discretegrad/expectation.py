@@ -51,7 +51,7 @@ def expectation(
             of ``reinforce``.
         num_samples: Samples to average over, the K of estimators that compare samples. By default
             as many as are given, or the least number that the estimator needs.
-        family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
+        family: The kind of variable: ``"categorical"``, ``"bernoulli"`` or ``Subset(k)``.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         **options: What the estimator takes besides: ``mask``; ``given``, draws that were made
             elsewhere, as for ``reinforce``; ``vectorize=True`` to evaluate f on all samples in one

@@ -54,6 +54,12 @@ def sample_index(
         torch.Size([2, 8])
     """
     row = get_sampler("sample_index", estimator)
+    if "family" in options:
+        raise ValueError(
+            f"sample_index: expected no family, because an index stands for one category, got "
+            f"{options['family']!r}. For bits and subsets use the dense sample, "
+            f"{row.name}(logits, family=...)."
+        )
     check_options(row.name, options, tuple(row.options))
     assert row.rule is not None
     check_hard("sample_index", options.get("hard", True))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._attach import Vjp, attach_sample
 from ._checks import check_noise, is_word, warn_of_small_tau
 from ._types import Backend, Call, Method, Temperature
-from .families import Family, FamilyLike, Variables, get_family
+from .families import FAMILIES, Family, FamilyLike, Variables, get_family
 from .kernels import samplers
 from .kernels.dispatch import choose_backend
 from .select import Handle
@@ -98,6 +98,8 @@ def index_form(rule: Rule, request: Request) -> tuple[Tensor, Handle]:
 def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Draw:
     """A new draw, or the one that the user gave, with the noise that the rule needs."""
     family, call = get_family(rule.name, request.family), _call(rule, request)
+    if family.name not in FAMILIES:
+        _check_works_on(rule.name, family)
     variables = family.prepare(call, learnable_tau=learnable_tau)
     if request.given is not None:
         drawn = family.accept(rule.name, variables, request.given)
@@ -115,6 +117,16 @@ def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Dr
         return draw._replace(noise=rule.draw_noise(draw, request.generator))
     assert rule.accept_noise is not None
     return draw._replace(noise=rule.accept_noise(draw, request))
+
+
+def _check_works_on(name: str, family: Family) -> None:
+    """A sampler of the library is defined for this kind of variable; of others nothing is known."""
+    # these import this file
+    from ._score import check_works_on
+    from .registry import ESTIMATORS
+
+    if name in ESTIMATORS:
+        check_works_on(ESTIMATORS[name], family)
 
 
 def jacobian_at(draw: Draw, natural: Tensor | None = None) -> Gradient:

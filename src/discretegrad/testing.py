@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from ._row import Estimator
+from ._types import Call
 from .exact import exact_gradient
+from .families import Family, FamilyLike, Subset
 from .registry import get
 
+# stands for all families that a row does not name
+_ANY_FAMILY = Subset(2)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # on both sides of the sizes where the draw of a category changes its method
 _SIZES = (2, 7, 63, 64, 65, 300)
@@ -28,17 +32,22 @@ class Case:
     """A sampler with its options, on one kind of variable."""
 
     row: Estimator
-    family: str
+    family: FamilyLike
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.options.items()]
-        return "-".join([self.family, self.row.name, *options])
+        return "-".join([str(self.family), self.row.name, *options])
 
     @property
     def categorical(self) -> bool:
-        """Whether its variables are categories, and not bits."""
+        """Whether its variables are categories, whose draws are given as an index."""
         return self.family == "categorical"
+
+    @property
+    def along_axis(self) -> bool:
+        """Whether its variables lie along an axis of the logits, as those of all but bits do."""
+        return self.family != "bernoulli"
 
     @property
     def hard(self) -> bool:
@@ -52,6 +61,10 @@ class Case:
     def draw(self, logits: Tensor, dim: int = -1, seed: int = 1) -> dict[str, Tensor]:
         """The arguments ``given`` and, where the sampler takes it, ``noise``, for these logits."""
         fixed, generator = logits.detach().double(), seeded(seed)
+        if isinstance(self.family, Family):
+            variables = self.family.prepare(Call("draw", fixed, dim=dim))
+            drawn = self.family.draw(Call("draw", fixed, generator=generator), variables)
+            return {"given": self.family.restore(drawn, dim).double()}
         if not self.categorical:
             return {"given": fixed.sigmoid().bernoulli(generator=generator), **self._noise(logits)}
         probs = fixed.movedim(dim, -1).softmax(-1)
@@ -94,12 +107,14 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
-def assert_discrete(sample: Tensor, family: str, dim: int = -1) -> None:
-    """Ones and zeros to the last bit (no -0.0), and one one per row for categories."""
+def assert_discrete(sample: Tensor, family: FamilyLike, dim: int = -1) -> None:
+    """Ones and zeros to the last bit (no -0.0), and as many ones per row as there must be."""
     assert ((sample == 0) | (sample == 1)).all(), "the sample has entries other than 0 and 1"
     assert not sample.signbit().any(), "the sample has a -0.0"
     if family == "categorical":
         assert ((sample == 1).sum(dim) == 1).all(), "a row of the sample is not one-hot"
+    if isinstance(family, Subset):
+        assert ((sample == 1).sum(dim) == family.k).all(), f"a row has not {family.k} ones"
 
 
 def _is_discrete(case: Case) -> None:
@@ -116,11 +131,13 @@ def _is_discrete(case: Case) -> None:
 def _draws_what_the_library_draws(case: Case) -> None:
     for shape in ((200, 2), (200, 7), (50, 300), (2, 6, 9)):
         logits, mask = normal(*shape), normal(*shape, seed=4) < 1
-        mask[..., 0] = True
+        # one category is enough, and _ANY_FAMILY needs two items
+        mask[..., : 2 if isinstance(case.family, Family) else 1] = True
         arguments = {"mask": mask, "generator": seeded(1)}
         sample = case.sample(logits, 0.7, **arguments)
         arguments["generator"] = seeded(1)
-        expected = get("gumbel_softmax").function(logits, family=case.family, **arguments)
+        reference = "straight_through" if isinstance(case.family, Family) else "gumbel_softmax"
+        expected = get(reference).function(logits, family=case.family, **arguments)
         if case.categorical:
             assert torch.equal(sample.argmax(-1), expected.argmax(-1))
         else:
@@ -181,7 +198,7 @@ def _masks(case: Case) -> None:
 
 
 def _any_axis_may_hold_the_categories(case: Case) -> None:
-    if not case.categorical:
+    if not case.along_axis:
         return
     logits = normal(3, 4, 5).requires_grad_()
     weights = weights_like(logits)
@@ -190,6 +207,8 @@ def _any_axis_may_hold_the_categories(case: Case) -> None:
         tau_last = normal(*last.shape[:-1], 1, seed=5).exp()
         given = case.draw(logits, dim=dim)
         given_last = dict(given)
+        if not case.categorical:
+            given_last["given"] = given["given"].movedim(dim, -1)
         if "noise" in given:
             noise = given["noise"]
             given_last["noise"] = noise.movedim(dim if dim < 0 else dim + noise.ndim - 3, -1)
@@ -291,7 +310,7 @@ def _graph(case: Case) -> None:
 
 
 def _bits_are_two_categories(case: Case) -> None:
-    if case.categorical or "categorical" not in case.row.families or case.row.takes:
+    if case.along_axis or "categorical" not in case.row.families or case.row.takes:
         return
     other = Case(case.row, "categorical", case.options)
     logits, zeros = (2 * normal(40)).requires_grad_(), torch.zeros(40, dtype=torch.float64)
@@ -310,7 +329,7 @@ def _is_as_exact_as_its_row_says(case: Case) -> None:
     """The expected gradient, enumerated over one variable in float64, for its best functions."""
     if case.row.takes or case.row.exact_for == "nothing" or any(case.options.values()):
         return
-    n = 5 if case.categorical else 1
+    n = 5 if case.along_axis else 1
     linear, curved = normal(n, seed=3), normal(n, n, seed=4)
     if case.row.exact_for == "linear":
         curved = torch.zeros_like(curved)
@@ -319,9 +338,13 @@ def _is_as_exact_as_its_row_says(case: Case) -> None:
     def f(z: Tensor) -> Tensor:
         return z @ linear + z @ curved @ z
 
-    outcomes = torch.arange(n) if case.categorical else torch.arange(2).unsqueeze(-1)
     fixed = logits.detach()
-    probs = fixed.softmax(-1) if case.categorical else torch.cat([-fixed, fixed]).sigmoid()
+    if isinstance(case.family, Family):
+        outcomes = case.family.outcome(fixed, torch.arange(case.family.outcomes(fixed)))
+        probs = case.family.log_prob(fixed, outcomes.double()).exp()
+    else:
+        outcomes = torch.arange(n) if case.categorical else torch.arange(2).unsqueeze(-1)
+        probs = fixed.softmax(-1) if case.categorical else torch.cat([-fixed, fixed]).sigmoid()
     mean = sum(
         prob * torch.autograd.grad(f(case.sample(logits, given=given)), logits)[0]
         for prob, given in zip(probs, outcomes, strict=True)
@@ -348,7 +371,7 @@ RULES: Mapping[str, Callable[[Case], None]] = {
 
 
 def check_sampler(row: Estimator, **options: Any) -> None:
-    """Hold a sampler to every rule, on every family that its row names.
+    """Hold a sampler to every rule, on every family that its row names, or on all of them.
 
     Args:
         row: The row of a sampler, of the library or your own.
@@ -367,7 +390,8 @@ def check_sampler(row: Estimator, **options: Any) -> None:
             f"check_sampler: expected the row of a sampler, such as discretegrad.get('reinmax'), "
             f"got {row!r}"
         )
-    for family in row.families:
+    families: tuple[FamilyLike, ...] = row.families
+    for family in (*families, _ANY_FAMILY) if row.any_family else families:
         case = Case(row, family, options)
         for name, rule in RULES.items():
             try:

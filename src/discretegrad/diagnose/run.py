@@ -82,7 +82,7 @@ def diagnose(
         num_draws: Estimates per estimator.
         num_samples: Samples in each estimate, where an estimator's own options do not say. By
             default the fewest that it can work with.
-        family: ``"categorical"`` (categories last) or ``"bernoulli"``.
+        family: ``"categorical"`` (categories last), ``"bernoulli"`` or ``Subset(k)`` (items last).
         mask: Boolean, broadcasts to ``logits``, True where a category (or the value 1) is allowed.
         generator: Source of randomness on the device of ``logits``; the global one by default.
             With a generator every estimator starts from the same state, so that its row does not

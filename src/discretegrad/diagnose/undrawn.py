@@ -153,7 +153,7 @@ def _enumerate(problem: Problem, elements: int) -> Table:
     for numbers in torch.arange(problem.outcomes).split(problem.draws_at_once(1)):
         digits = numbers.to(place.device).unsqueeze(-1) // place % values
         digits = digits.view(len(numbers), *[1] * len(problem.batch_shape), *latent)
-        samples = family.sample(problem.logits, family.outcome(digits))
+        samples = family.sample(problem.logits, family.outcome(problem.logits, digits))
         samples = samples.expand(len(numbers), *problem.logits.shape)
         with torch.no_grad():
             loss = wide(problem.f_of_many(samples)).reshape(len(numbers), elements)

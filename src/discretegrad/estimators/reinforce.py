@@ -62,7 +62,7 @@ def reinforce(
         baseline: None, ``"self_critical"`` (f at the most likely sample), or a function from the
             logits (a constant, zero where infinite) to a number per batch element or one for all.
             The parameters of an ``nn.Module`` learn; see ``Reinforce``, also for a running mean.
-        family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
+        family: The kind of variable: ``"categorical"``, ``"bernoulli"`` or ``Subset(k)``.
         given: Draws that were made elsewhere, with samples in a leading axis: categories as an
             int64 index (num_samples, ...), bits as 0 and 1. By default they are drawn here.
         mask: Boolean, broadcasts to ``logits``; False excludes a category, or the value 1.

@@ -54,7 +54,7 @@ def reinmax(
             shape and floating dtype; -inf excludes a category.
         tau: Temperature of the gradient: a number, or a tensor that broadcasts against ``logits``
             with size 1 along ``dim``. A constant: it gets no gradient.
-        family: The kind of variable, ``"categorical"`` or ``"bernoulli"``.
+        family: The kind of variable: ``"categorical"``, ``"bernoulli"`` or ``Subset(k)``.
         given: A draw that was made elsewhere, to be given its gradient: categories as an int64
             index of the shape of ``logits`` without ``dim``, bits as 0 and 1.
         hard: Only True, as in calls of ``torch.nn.functional.gumbel_softmax``.

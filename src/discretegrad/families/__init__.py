@@ -4,6 +4,7 @@ from .base import Family as Family
 from .base import Variables as Variables
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .subset import Subset as Subset
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (Categorical(), Bernoulli())}
 FamilyLike = str | Family
@@ -17,4 +18,6 @@ def get_family(name: str, family: FamilyLike) -> Family:
     if isinstance(family, Family):
         return family
     known = ", ".join(repr(known) for known in FAMILIES)
-    raise ValueError(f"{name}: expected family to be one of {known}, got {family!r}")
+    raise ValueError(
+        f"{name}: expected family to be one of {known}, or discretegrad.Subset(k), got {family!r}"
+    )

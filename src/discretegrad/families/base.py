@@ -7,10 +7,11 @@ gradient of the log-probability of z, is $z - \mu(l)$ in every family.
 
 Three forms of the same thing appear below:
 
-- *drawn*: a draw in the shortest form, an index (..., 1) for categories, booleans for bits;
+- *drawn*: a draw in the shortest form, an index (..., 1) for categories, booleans for bits and
+  subsets;
 - *sample*: the draw as f gets it, one-hot or zeros and ones, in the dtype of the logits;
 - *point*: where mean and covariance are taken, in the form that computes both without
-  cancellation: probabilities for categories, log-odds for bits.
+  cancellation: probabilities for categories, log-odds for bits and subsets.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor
 
 from .._types import Call, Temperature
+
+_NOTHING_FUSED: Mapping[str, Callable[..., Tensor]] = MappingProxyType({})
 
 
 class Variables(NamedTuple):
@@ -41,12 +44,15 @@ class Family(ABC):
     """One kind of random variable. Its objects hold no state that changes."""
 
     name: ClassVar[str]
-    noise: ClassVar[str]
+    noise: ClassVar[str] = "no"
     """The distribution of the noise that perturbs logits, for messages."""
     kernel: ClassVar[str | None] = None
     """The function of ``kernels.samplers`` that draws it; None if no kernel does."""
-    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({})
-    """Faster forms of an estimator's formula, by its name, with the arguments of the formula."""
+
+    @property
+    def fused(self) -> Mapping[str, Callable[..., Tensor]]:
+        """Faster forms of an estimator's formula, by its name, with the formula's arguments."""
+        return _NOTHING_FUSED
 
     # --- from a call to a draw
 
@@ -117,61 +123,12 @@ class Family(ABC):
     def centre(self, g: Tensor, drawn: Tensor) -> Tensor:
         """``g``, shifted by what no covariance feels so that its entry at the draw is zero."""
 
-    @abstractmethod
-    def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """The probability of the draw."""
-
-    @abstractmethod
-    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """The probability of all other draws, to a rounding of itself."""
-
     def tempered(self, variables: Variables) -> Tensor:
         """The point of ``logits / tau``."""
         tau = variables.tau
         if not isinstance(tau, Tensor) and tau == 1:
             return variables.point
         return self.point(self.natural(variables) / tau)
-
-    # --- noise that perturbs the logits, given the draw that it selects
-
-    @abstractmethod
-    def draw_noise(
-        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
-    ) -> Tensor:
-        """Noise of the shape of a point for ``perturbed``, or ``count`` times along a new axis."""
-
-    @abstractmethod
-    def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
-        """The same as a function of one seed per variable, for draws ``first`` to
-        ``first + count``, along a new first axis."""
-
-    @abstractmethod
-    def accept_noise(self, name: str, noise: Tensor, like: Tensor) -> Tensor:
-        """A user's noise, its values checked, as a constant in the dtype of ``like``."""
-
-    @abstractmethod
-    def scale(self, variables: Variables) -> Tensor:
-        """What ``perturbed`` needs to know of the logits."""
-
-    @abstractmethod
-    def perturbed(self, scale: Tensor, drawn: Tensor, noise: Tensor) -> Tensor:
-        """Natural parameters of the relaxed sample: logits plus noise that selects the draw."""
-
-    @abstractmethod
-    def relaxed(self, natural: Tensor) -> Tensor:
-        """The mean of natural parameters, differentiable as often as one likes.
-
-        The derivatives hold to a rounding of their largest entry.
-        """
-
-    @abstractmethod
-    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
-        """A gradient ``g`` at ``perturbed``, taken back to the logits: the noise stays where it is
-        when the logits move."""
-
-    @abstractmethod
-    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
-        """The same with the draw fixed: the perturbed logits follow their distribution given it."""
 
     # --- for score functions and enumeration
 
@@ -188,7 +145,7 @@ class Family(ABC):
         """How many values one variable has."""
 
     @abstractmethod
-    def outcome(self, digits: Tensor) -> Tensor:
+    def outcome(self, logits: Tensor, digits: Tensor) -> Tensor:
         """The draws of values by their numbers."""
 
     @abstractmethod
@@ -197,6 +154,63 @@ class Family(ABC):
 
         Its derivatives hold to a rounding of their largest entry, however certain the value.
         """
+
+    # --- what only some estimators need, which then name the families that have it
+
+    def probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of the draw."""
+        raise self._expected("probability")
+
+    def other_probability(self, drawn: Tensor, point: Tensor) -> Tensor:
+        """The probability of all other draws, to a rounding of itself."""
+        raise self._expected("other_probability")
+
+    # noise that perturbs the logits, given the draw that it selects
+
+    def draw_noise(
+        self, variables: Variables, generator: torch.Generator | None, count: int | None = None
+    ) -> Tensor:
+        """Noise of the shape of a point for ``perturbed``, or ``count`` times along a new axis."""
+        raise self._expected("draw_noise")
+
+    def seeded_noise(self, seed: Tensor, first: int, count: int, like: Tensor) -> Tensor:
+        """The same as a function of one seed per variable, for draws ``first`` to
+        ``first + count``, along a new first axis."""
+        raise self._expected("seeded_noise")
+
+    def accept_noise(self, name: str, noise: Tensor, like: Tensor) -> Tensor:
+        """A user's noise, its values checked, as a constant in the dtype of ``like``."""
+        raise self._expected("accept_noise")
+
+    def scale(self, variables: Variables) -> Tensor:
+        """What ``perturbed`` needs to know of the logits."""
+        raise self._expected("scale")
+
+    def perturbed(self, scale: Tensor, drawn: Tensor, noise: Tensor) -> Tensor:
+        """Natural parameters of the relaxed sample: logits plus noise that selects the draw."""
+        raise self._expected("perturbed")
+
+    def relaxed(self, natural: Tensor) -> Tensor:
+        """The mean of natural parameters, differentiable as often as one likes.
+
+        The derivatives hold to a rounding of their largest entry.
+        """
+        raise self._expected("relaxed")
+
+    def gradient_given_noise(self, drawn: Tensor, g: Tensor) -> Tensor:
+        """A gradient ``g`` at ``perturbed``, taken back to the logits: the noise stays where it is
+        when the logits move."""
+        raise self._expected("gradient_given_noise")
+
+    def gradient_given_draw(self, scale: Tensor, drawn: Tensor, noise: Tensor, g: Tensor) -> Tensor:
+        """The same with the draw fixed: the perturbed logits follow their distribution given it."""
+        raise self._expected("gradient_given_draw")
+
+    def _expected(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"expected a family that has {method}, got {self}. Use an estimator that needs only "
+            "what every family gives: its row in discretegrad.ESTIMATORS has any_family=True."
+        )
 
     def __repr__(self) -> str:
         return f"family {self.name!r}"

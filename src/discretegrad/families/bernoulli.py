@@ -173,7 +173,7 @@ class Bernoulli(Family):
         """Two values."""
         return 2
 
-    def outcome(self, digits: Tensor) -> Tensor:
+    def outcome(self, logits: Tensor, digits: Tensor) -> Tensor:
         """The digits as booleans."""
         return digits != 0
 

@@ -3,26 +3,19 @@
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import (
-    check_dense,
-    check_dim,
-    check_logits,
-    check_mask,
-    check_tau,
-    values_are_checked,
-)
-from .._math import compute_dtype, row_sum, sigmoid, softmax
+from .._checks import check_dense, values_are_checked
+from .._math import row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
 from .._seeded import seeded_exponential
 from .._types import Call
-from .base import Family, Variables
+from .axis import AlongAxis, constant
+from .base import Variables
 
 # Above this many categories the draw first picks a block of neighbours, then one of the block:
 # it then reads the probabilities once and writes nothing of their size.
@@ -49,36 +42,20 @@ def _reinmax(g: Tensor, drawn: Tensor, probs: Tensor, tempered: Tensor | None = 
     return gradient.add_(minus, alpha=-0.5).scatter_add_(-1, drawn, -s)
 
 
-class Categorical(Family):
+_FUSED: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"reinmax": _reinmax})
+
+
+class Categorical(AlongAxis):
     """One category of n. Drawn: an int64 index (..., 1). Point: the probabilities."""
 
     name = "categorical"
     noise = "exponential"
     kernel = "one_hot"
-    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({"reinmax": _reinmax})
 
-    def check(self, call: Call, *, learnable_tau: bool = False) -> None:
+    @property
+    def fused(self) -> Mapping[str, Callable[..., Tensor]]:
         """See ``Family``."""
-        name, logits, tau, dim, mask, _ = call
-        check_logits(name, logits)
-        check_dim(name, logits, dim)
-        check_tau(name, tau, logits, dim, learnable=learnable_tau)
-        check_mask(name, mask, logits)
-
-    def prepare(self, call: Call, *, learnable_tau: bool = False) -> Variables:
-        """See ``Family``: categories last, excluded ones at -inf."""
-        self.check(call, learnable_tau=learnable_tau)
-        _, logits, tau, dim, mask, _ = call
-        dtype = compute_dtype(logits.dtype)
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -math.inf)
-        if isinstance(tau, Tensor):
-            row_shape = list(logits.shape)
-            row_shape[dim] = 1
-            tau = tau.to(logits.device, dtype).broadcast_to(row_shape).movedim(dim, -1)
-        if dim not in (-1, logits.ndim - 1):
-            logits = logits.movedim(dim, -1)
-        return Variables(logits, softmax(_constant(logits, dtype)), tau, dim)
+        return _FUSED
 
     def check_values(self, name: str, variables: Variables) -> None:
         """No row holds NaN or +inf, and every row allows some category."""
@@ -150,13 +127,9 @@ class Categorical(Family):
         zeros = logits.new_zeros((*drawn.shape[:-1], logits.shape[-1]))
         return zeros.scatter_(-1, drawn, 1.0)
 
-    def restore(self, x: Tensor, dim: int) -> Tensor:
-        """The category axis moved from the end back to ``dim``."""
-        return x if dim in (-1, x.ndim - 1) else x.movedim(-1, dim).contiguous()
-
     def natural(self, variables: Variables) -> Tensor:
         """Logits minus their row's maximum."""
-        fixed = _constant(variables.logits, variables.point.dtype)
+        fixed = constant(variables.logits, variables.point.dtype)
         return fixed - fixed.amax(-1, keepdim=True)
 
     def point(self, natural: Tensor) -> Tensor:
@@ -198,10 +171,6 @@ class Categorical(Family):
         rows = torch.broadcast_shapes(drawn.shape[:-1], point.shape[:-1])
         zero_at = drawn.expand(*rows, 1)
         return point.expand(*rows, point.shape[-1]).scatter(-1, zero_at, 0.0)
-
-    def dot(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum over the categories."""
-        return row_sum(x * y)
 
     def centre(self, g: Tensor, drawn: Tensor) -> Tensor:
         """``g`` minus its entry at the drawn category: rounding feels a shift of ``g``."""
@@ -274,10 +243,6 @@ class Categorical(Family):
         g = (g * sigmoid(log_ratio - scale)).scatter(-1, drawn, 0.0)
         return g - scale.exp() * g.sum(-1, keepdim=True)
 
-    def variables_shape(self, logits: Tensor) -> torch.Size:
-        """Without the category axis."""
-        return logits.shape[:-1]
-
     def likeliest(self, logits: Tensor) -> Tensor:
         """The index of the largest logit."""
         return logits.argmax(-1, keepdim=True)
@@ -286,7 +251,7 @@ class Categorical(Family):
         """The number of categories."""
         return logits.shape[-1]
 
-    def outcome(self, digits: Tensor) -> Tensor:
+    def outcome(self, logits: Tensor, digits: Tensor) -> Tensor:
         """The digits as an index."""
         return digits.unsqueeze(-1)
 
@@ -306,13 +271,6 @@ def _below_largest(x: Tensor) -> tuple[Tensor, Tensor]:
     top = x.detach().argmax(-1, keepdim=True)
     is_largest = torch.arange(x.shape[-1], device=x.device) == top
     return torch.where(is_largest, 0, x - x.gather(-1, top)), is_largest
-
-
-def _constant(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without their graph, contiguous, in the dtype of the computation."""
-    fixed = logits.detach()
-    # torch takes its time to find that a cast changes nothing
-    return (fixed if fixed.dtype == dtype else fixed.to(dtype)).contiguous()
 
 
 def _invert(cumulative: Tensor, place: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""Time subsets of k of n items beside torch.topk and a Gumbel top-k, and measure their memory.
+
+Forward plus backward in float32. torch.topk draws nothing and has no gradient: it is the least that
+a choice of k items costs. The Gumbel top-k draws without replacement, another distribution, and
+takes the gradient of a softmax. Before it is timed, a sampler must give k ones in every row and the
+gradient of float64. On a GPU the samplers run in plain torch operations: there is no kernel.
+
+examples:
+  python benchmarks/subsets.py                  the full run, about a minute on two cores
+  python benchmarks/subsets.py --quick          does it run? seconds; writes under output/
+  python benchmarks/subsets.py --device cuda    the same on a GPU
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
+
+import pages
+import torch
+from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
+from plain import replaced
+from samplers import off_formula
+from torch import Tensor
+
+import discretegrad
+
+TOPK, GUMBEL = "torch topk", "Gumbel top-k"
+OURS = ("straight_through", "reinmax")
+# rows x items, k
+SHAPES = {
+    "400x32, k=4": (400, 32, 4),
+    "1024x256, k=8": (1024, 256, 8),
+    "256x1024, k=64": (256, 1024, 64),
+    "16x5000, k=100": (16, 5000, 100),
+}
+_PACE = Pace(rounds=11, seconds=0.25, calls=5, slow_seconds=1.0, slow_rounds=3, limit_seconds=40.0)
+_QUICK = Pace(rounds=2, seconds=0.25, calls=2)
+TOLERANCE = 1e-4
+
+FILE = File(
+    "subsets.csv",
+    (
+        *("provider", "mode", "shape", "rounds", "status"),
+        *with_spread("seconds", "time_ratio"),
+        *("peak_extra_tensors", "device", "machine", "cpu", "cores", "threads", "dtype"),
+        *("python", "torch", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
+    ),
+    part="device",
+)
+
+
+def k_hot(x: Tensor, k: int) -> Tensor:
+    return torch.zeros_like(x).scatter_(-1, x.topk(k, -1).indices, 1.0)
+
+
+def gumbel_top_k(logits: Tensor, k: int) -> Tensor:
+    """The k largest of logits with Gumbel noise, with the gradient of a softmax."""
+    noise = -torch.empty_like(logits).exponential_().log()
+    return replaced(k_hot((logits + noise).detach(), k), k * logits.softmax(-1))
+
+
+def works(logits: Tensor, cotangent: Tensor, k: int) -> Iterator[Work]:
+    """The providers, all on the same logits and gradient at the sample."""
+    family = discretegrad.Subset(k)
+
+    def backward(sample: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sample, logits, cotangent)
+
+    def gate(name: str) -> list[str]:
+        function = partial(discretegrad.get(name).function, family=family)
+        sample = function(logits)
+        if not ((sample == 1).sum(-1) == k).all() or not ((sample == 0) | (sample == 1)).all():
+            return [f"its sample has not {k} ones in every row"]
+        wide = logits.detach().double().requires_grad_()
+        expected = function(wide, given=sample.detach())
+        (expected,) = torch.autograd.grad(expected, wide, cotangent.double())
+        return off_formula(backward(sample), [expected], TOLERANCE)
+
+    against = {"time_ratio": TOPK}
+    yield Work(TOPK, lambda: k_hot(logits.detach(), k), ours=False, against=against)
+    yield Work(GUMBEL, lambda: gumbel_top_k(logits, k), backward, ours=False, against=against)
+    for name in OURS:
+        sample = partial(discretegrad.get(name).function, logits, family=family)
+        yield Work(name, sample, backward, partial(gate, name), against=against)
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    """One for each shape."""
+    for shape, (rows, items, k) in SHAPES.items():
+        if setup.quick:
+            rows, items, k = min(rows, 8), min(items, 64), min(k, 8)
+        logits = setup.random(rows, items).requires_grad_()
+        yield Case(
+            {"shape": shape, "mode": "forward+backward"},
+            list(works(logits, setup.random(rows, items), k)),
+            _QUICK if setup.quick else _PACE,
+            tensor_bytes=logits.nbytes,
+        )
+
+
+def rows_of(setup: Setup) -> Iterator[Row]:
+    return measured(cases(setup), setup)
+
+
+BENCHMARK = Benchmark(
+    "benchmarks/subsets.py",
+    __doc__,
+    {"cpu": rows_of, "cuda": rows_of},
+    {"cpu": FILE, "cuda": FILE},
+    devices=("cpu", "cuda"),
+    threads=2,
+)
+
+
+# the page
+
+
+def blocks(results: pages.Results) -> dict[str, str]:
+    """The generated parts of the page: the same for each device."""
+    parts = {}
+    for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
+        rows = results.of(device=device)
+        by_shape = partial(
+            pages.crossed, rows, first="", line=pages.label, column=itemgetter("shape")
+        )
+        parts |= {
+            f"{prefix} provenance": pages.provenance(rows),
+            f"{prefix} seconds": by_shape(cell=pages.seconds),
+            f"{prefix} ratio": by_shape(cell=lambda row: pages.ratio(row, "time_ratio")),
+            f"{prefix} memory": by_shape(
+                cell=lambda row: f"{float(row['peak_extra_tensors']):.1f}"
+            ),
+        }
+    return parts
+
+
+PAGE = pages.Page(pages.DOCS / "subset-benchmarks.md", (FILE.name,), blocks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())
