@@ -6,6 +6,7 @@ way. ``expectation(logits, f, estimator)`` is one front for samplers and score-f
 and ``diagnose`` compares them on a problem of your own.
 """
 
+from . import distributions as distributions
 from ._checks import set_checks as set_checks
 from ._row import Estimator as Estimator
 from .diagnose import Diagnosis as Diagnosis
