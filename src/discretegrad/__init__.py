@@ -45,6 +45,7 @@ from .objects import Rodeo as Rodeo
 from .registry import ESTIMATORS as ESTIMATORS
 from .registry import citation as citation
 from .registry import get as get
+from .replace_gumbel_softmax import replace_gumbel_softmax as replace_gumbel_softmax
 from .sample_index import sample_index as sample_index
 from .select import Handle as Handle
 from .select import select as select
@@ -92,6 +93,7 @@ __all__ = [
     "reinforce",
     "reinmax",
     "relax",
+    "replace_gumbel_softmax",
     "rodeo",
     "sample_index",
     "select",
