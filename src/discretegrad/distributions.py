@@ -250,7 +250,7 @@ class OneHotCategorical(_Discrete):
     @staticmethod
     def _mixed(natural: Tensor, unimix: float) -> Tensor:
         possible = natural > -math.inf
-        uniform = unimix / possible.sum(-1, keepdim=True)
+        uniform = unimix / possible.sum(-1, keepdim=True, dtype=natural.dtype)
         return _log(torch.where(possible, (1 - unimix) * natural.softmax(-1) + uniform, 0))
 
     @staticmethod
