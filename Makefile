@@ -8,7 +8,7 @@ PARALLEL := -n auto --dist loadfile
 DEMO := output/demo
 SECONDS ?= 60
 
-.PHONY: help demo test test-all test-gpu lint types docs benchmark soak clean
+.PHONY: help demo test test-all test-gpu test-peers lint types docs benchmark soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,6 +39,10 @@ test-all: lint types docs  ## the same with the long proofs
 
 test-gpu:  ## the tests that need a CUDA device, with the Python that has it (GPU_PYTHON)
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
+
+test-peers: $(VENV)/.dev  ## the library inside torchrl, Pyro and transformers, which it installs
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[peers]"
+	$(PY) -m pytest tests/test_peers.py
 
 lint: $(VENV)/.dev  ## formatting and lint
 	$(PY) -m ruff format --check .

@@ -88,7 +88,7 @@ ROOMS = [
     ["_score", "_relax", "_stein", "_tree", "exact", "objects"],
     ["estimators"],
     ["registry"],
-    ["expectation", "sample_index", "linear_select"],
+    ["expectation", "sample_index", "linear_select", "distributions", "replace_gumbel_softmax"],
     ["diagnose"],
     ["testing"],
 ]
@@ -246,7 +246,10 @@ def test_estimators_of_a_kind_have_one_signature(name):
 
 SECTIONS = ("Args:", "Returns:", "Raises:", "Example:", "References:")
 PARAGRAPHS = ("Symbols:", "Properties:", "Differs from")
-PUBLIC = [f"discretegrad.{name}" for name in discretegrad.__all__]
+PUBLIC = [
+    *(f"discretegrad.{name}" for name in discretegrad.__all__),
+    *(f"discretegrad.distributions.{name}" for name in discretegrad.distributions.__all__),
+]
 # what is documented once, for all of a kind
 SHARED = {"sampler": "reinmax", "score": "reinforce"}
 REFERS = "are those of ``{}``"
@@ -291,14 +294,16 @@ def test_estimators_document_symbols_properties_and_differences(name):
     assert "$$" in docstring
 
 
-MODULE_CLASSES = [
+# what users make objects of
+CLASSES = [
     name
     for name in PUBLIC
-    if inspect.isclass(public(name)) and issubclass(public(name), torch.nn.Module)
+    if inspect.isclass(public(name))
+    and issubclass(public(name), torch.nn.Module | torch.distributions.Distribution)
 ]
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *MODULE_CLASSES])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
 def test_docstrings_describe_every_argument(name):
     function = public(name)
     text = inspect.cleandoc(function.__doc__).split("\nArgs:\n")[1]
@@ -468,7 +473,7 @@ def test_every_public_name_is_shown_with_its_own_docstring(site):
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     headings = re.findall(r'<h2 id="(discretegrad\.[^"]+)"', pages)
     assert sorted(headings) == sorted(PUBLIC)
-    assert pages.count("Examples:") == len(FUNCTIONS) + len(MODULE_CLASSES)
+    assert pages.count("Examples:") == len(FUNCTIONS) + len(CLASSES)
     assert "<blockquote>" not in pages
 
 

@@ -5,6 +5,7 @@ log-probability of an exponential family is, so its gradient reaches the sample.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,7 +36,7 @@ class _Sampler(NamedTuple):
     options: dict[str, Any]
 
 
-class _Discrete(plain.Distribution):
+class _Discrete(plain.Distribution, ABC):
     """What both distributions share: what differs is the family and how a value is weighed."""
 
     has_rsample = True
@@ -86,19 +87,19 @@ class _Discrete(plain.Distribution):
         self._validate_args = checked
 
     @classmethod
+    @abstractmethod
     def _from_probs(cls, probs: Any) -> Tensor:
         """Logits of probabilities, infinite where an outcome is impossible."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def _mixed(natural: Tensor, unimix: float) -> Tensor:
         """Logits of a mixture with the uniform distribution over the possible outcomes."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def _weights(value: Tensor) -> Tensor:
         """How much of each outcome a value is, along the last axis: linear in the value."""
-        raise NotImplementedError
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """The same distribution with a larger batch shape; no memory is taken for it."""
@@ -111,9 +112,9 @@ class _Discrete(plain.Distribution):
         return new
 
     @property
+    @abstractmethod
     def logits(self) -> Tensor:
         """The logits, as ``torch.distributions`` gives them: of categories normalised."""
-        raise NotImplementedError
 
     @property
     def log_probs(self) -> Tensor:
