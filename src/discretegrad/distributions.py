@@ -15,14 +15,14 @@ from torch import distributions as plain
 from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
-from ._checks import check_hard, check_options, values_are_checked
+from ._checks import values_are_checked
 from ._math import compute_dtype
 from ._row import Estimator
 from ._score import check_works_on
 from ._types import Call, Temperature
 from .families.bernoulli import Bernoulli as Bits
 from .families.categorical import Categorical as Categories
-from .registry import EstimatorLike, get_sampler
+from .registry import EstimatorLike, sampler_rule
 
 __all__ = ["Bernoulli", "OneHotCategorical"]
 
@@ -57,12 +57,8 @@ class _Discrete(plain.Distribution, ABC):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        row = get_sampler(name, estimator)
+        row, _ = sampler_rule(name, estimator, options)
         check_works_on(row, self._family)
-        check_options(row.name, options, tuple(row.options))
-        check_hard(name, options.get("hard", True))
-        assert row.rule is not None
-        row.rule(**options)  # which refuses impossible ones
         if isinstance(unimix, bool) or not isinstance(unimix, (int, float)) or not 0 <= unimix < 1:
             raise ValueError(f"{name}: expected unimix to be a number in [0, 1), got {unimix!r}")
         if (probs is None) == (logits is None):

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import gumbel_softmax as torchs_gumbel_softmax
 from torch.overrides import TorchFunctionMode
 
-from ._checks import check_options, check_tau, is_word
+from ._checks import check_tau, is_word
 from ._types import Temperature
-from .registry import EstimatorLike, get_sampler
+from .registry import EstimatorLike, sampler_rule
 
 _NAME = "replace_gumbel_softmax"
 
@@ -55,8 +55,7 @@ def replace_gumbel_softmax(
         >>> z.sum(-1).detach()
         tensor([1., 1.])
     """
-    row = get_sampler(_NAME, estimator)
-    check_options(row.name, options, tuple(row.options))
+    row, _ = sampler_rule(_NAME, estimator, options)
     if hard not in (None, True):
         raise ValueError(
             f"{_NAME}: expected hard to be None or True, got {hard!r}. A relaxed sample is what "
@@ -67,8 +66,6 @@ def replace_gumbel_softmax(
         # the shape of the logits is not known yet: a call of the sampler checks a tensor
         if not isinstance(number, Tensor):
             check_tau(_NAME, number, torch.zeros(1), None)
-    assert row.rule is not None
-    row.rule(**options)  # which refuses impossible ones
     return _Replacement(row.function, tau, hard, {"generator": generator, **options})
 
 

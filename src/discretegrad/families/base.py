@@ -15,7 +15,6 @@ Three forms of the same thing appear below:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -45,7 +44,8 @@ class Family(ABC):
     """The distribution of the noise that perturbs logits, for messages."""
     kernel: ClassVar[str | None] = None
     """The function of ``kernels.samplers`` that draws it; None if no kernel does."""
-    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({})
+    # a plain dictionary: torch 2.6 cannot compile a look-up in one that is read-only
+    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = {}
     """Faster forms of an estimator's formula, by its name, with the arguments of the formula."""
 
     # --- from a call to a draw

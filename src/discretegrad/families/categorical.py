@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -55,7 +54,7 @@ class Categorical(Family):
     name = "categorical"
     noise = "exponential"
     kernel = "one_hot"
-    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = MappingProxyType({"reinmax": _reinmax})
+    fused: ClassVar[Mapping[str, Callable[..., Tensor]]] = {"reinmax": _reinmax}
 
     def check(self, call: Call, *, learnable_tau: bool = False) -> None:
         """See ``Family``."""
