@@ -15,7 +15,7 @@ from torch import distributions as plain
 from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
-from ._checks import values_are_checked
+from ._checks import check_flag, check_generator, values_are_checked
 from ._math import compute_dtype
 from ._row import Estimator
 from ._score import check_works_on
@@ -67,8 +67,11 @@ class _Discrete(plain.Distribution, ABC):
         natural = self._from_probs(probs) if logits is None else _as_tensor(logits)
         call = Call(name, natural, tau, mask=mask)
         self._family.check(call)
+        check_generator(name, generator, natural)
         if mask is not None:
             natural = natural.masked_fill(~mask, -math.inf)
+        if validate_args is not None:
+            check_flag(name, "validate_args", validate_args)
         default: bool = plain.Distribution._validate_args
         checked = default if validate_args is None else validate_args
         if checked and values_are_checked(natural):

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import gumbel_softmax as torchs_gumbel_softmax
 from torch.overrides import TorchFunctionMode
 
-from ._checks import check_tau, is_word
-from ._types import Temperature
+from ._checks import check_tau
 from .registry import EstimatorLike, sampler_rule
 
 _NAME = "replace_gumbel_softmax"
@@ -19,7 +18,7 @@ _NAME = "replace_gumbel_softmax"
 def replace_gumbel_softmax(
     estimator: EstimatorLike = "reinmax",
     *,
-    tau: Temperature | Literal["model"] = 1.0,
+    tau: float | Literal["model"] = 1.0,
     hard: bool | None = None,
     generator: torch.Generator | None = None,
     **options: Any,
@@ -56,16 +55,19 @@ def replace_gumbel_softmax(
         tensor([1., 1.])
     """
     row, _ = sampler_rule(_NAME, estimator, options)
-    if hard not in (None, True):
+    if hard is not None and hard is not True:
         raise ValueError(
             f"{_NAME}: expected hard to be None or True, got {hard!r}. A relaxed sample is what "
             "torch's own function makes of hard=False."
         )
-    if not is_word(tau, "model"):
-        number: Any = tau
-        # the shape of the logits is not known yet: a call of the sampler checks a tensor
-        if not isinstance(number, Tensor):
-            check_tau(_NAME, number, torch.zeros(1), None)
+    if isinstance(tau, Tensor):
+        raise TypeError(f'{_NAME}: expected tau to be a number or "model", got a tensor')
+    if not isinstance(tau, str) or tau != "model":
+        check_tau(_NAME, tau, torch.zeros(1), None)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"{_NAME}: expected generator to be a torch.Generator, got {type(generator).__name__}"
+        )
     return _Replacement(row.function, tau, hard, {"generator": generator, **options})
 
 
@@ -75,7 +77,7 @@ class _Replacement(TorchFunctionMode):
     def __init__(
         self,
         sampler: Callable[..., Tensor],
-        tau: Temperature | Literal["model"],
+        tau: float | Literal["model"],
         hard: bool | None,
         arguments: Mapping[str, Any],
     ) -> None:
