@@ -4,6 +4,7 @@ The command ``discretegrad``, which trains and reports experiments, belongs to t
 """
 
 import argparse
+import sys
 
 from . import __version__
 from .doctor import parts
@@ -26,4 +27,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
