@@ -7,8 +7,9 @@ GPU_PYTHON ?= python3
 PARALLEL := -n auto --dist loadfile
 DEMO := output/demo
 SECONDS ?= 60
+WHEEL := output/wheel
 
-.PHONY: help demo test test-all test-gpu lint types docs benchmark soak clean
+.PHONY: help demo test test-all test-gpu test-peers test-wheel lint types docs benchmark soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,6 +40,17 @@ test-all: lint types docs  ## the same with the long proofs
 
 test-gpu:  ## the tests that need a CUDA device, with the Python that has it (GPU_PYTHON)
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
+
+test-peers: $(VENV)/.dev  ## the library inside torchrl, Pyro and transformers, which it installs
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[peers]"
+	$(PY) -m pytest tests/test_peers.py
+
+test-wheel: $(VENV)/.dev  ## build the wheel, install it into an empty environment, test it there; TORCH=2.6.0 with that one
+	rm -rf $(WHEEL)
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip install --quiet $(if $(TORCH),torch==$(TORCH),-c constraints.txt) $(WHEEL)/*.whl
+	cd $(WHEEL) && venv/bin/python -I $(CURDIR)/tests/wheel_check.py
 
 lint: $(VENV)/.dev  ## formatting and lint
 	$(PY) -m ruff format --check .

@@ -19,9 +19,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import discretegrad
-from discretegrad import ESTIMATORS
+from discretegrad import ESTIMATORS, doctor
+from discretegrad import __main__ as command_line
 from discretegrad.testing import check_sampler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,9 +90,10 @@ ROOMS = [
     ["_score", "_relax", "_stein", "_tree", "exact", "objects"],
     ["estimators"],
     ["registry"],
-    ["expectation", "sample_index", "linear_select"],
+    ["expectation", "sample_index", "linear_select", "distributions", "replace_gumbel_softmax"],
     ["diagnose", "nn"],
-    ["testing"],
+    ["testing", "doctor"],
+    ["__main__"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
@@ -249,6 +252,7 @@ PARAGRAPHS = ("Symbols:", "Properties:", "Differs from")
 PUBLIC = [
     *(f"discretegrad.{name}" for name in discretegrad.__all__),
     *(f"discretegrad.nn.{name}" for name in discretegrad.nn.__all__),
+    *(f"discretegrad.distributions.{name}" for name in discretegrad.distributions.__all__),
 ]
 # what is documented once, for all of a kind
 SHARED = {"sampler": "reinmax", "score": "reinforce"}
@@ -298,7 +302,9 @@ MADE_BY_USERS = [
     name
     for name in PUBLIC
     if inspect.isclass(public(name))
-    and issubclass(public(name), (torch.nn.Module, discretegrad.Family))
+    and issubclass(
+        public(name), torch.nn.Module | torch.distributions.Distribution | discretegrad.Family
+    )
     and not inspect.isabstract(public(name))
 ]
 
@@ -577,3 +583,26 @@ def test_wheel_holds_the_packages_and_nothing_else(tmp_path, monkeypatch):
     assert sources <= names
     assert {name for name in names - sources if ".dist-info/" not in name} == set()
     assert [line for line in required if "extra ==" not in line] == ["torch>=2.6"]
+
+
+def test_a_release_is_published_without_a_secret():
+    workflow = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
+    jobs = yaml.safe_load(workflow)["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["needs"] == "build"
+    assert "make test-wheel" in [step.get("run") for step in jobs["build"]["steps"]]
+    assert "secrets." not in workflow
+
+
+def test_the_library_alone_says_its_version_and_what_a_machine_can_do(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as end:
+        command_line.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"{discretegrad.__version__}\n")
+    assert command_line.main(["doctor"]) == 0
+    assert torch.__version__ in capsys.readouterr().out
+    broken = doctor.Part("fused kernels", "fail: no compiler", "Install one.", broken=True)
+    monkeypatch.setattr(command_line, "parts", lambda: iter([broken]))
+    assert command_line.main(["doctor"]) == 1
+    assert capsys.readouterr().out.split() == [
+        *("x", "fused", "kernels", "fail:", "no", "compiler", "Install", "one.")
+    ]

@@ -6,6 +6,7 @@ other samplers are called the same way. ``expectation(logits, f, estimator)`` is
 samplers and score-function estimators, and ``diagnose`` compares them on a problem of your own.
 """
 
+from . import distributions as distributions
 from . import nn as nn
 from ._checks import set_checks as set_checks
 from ._row import Estimator as Estimator
@@ -46,6 +47,7 @@ from .objects import Rodeo as Rodeo
 from .registry import ESTIMATORS as ESTIMATORS
 from .registry import citation as citation
 from .registry import get as get
+from .replace_gumbel_softmax import replace_gumbel_softmax as replace_gumbel_softmax
 from .sample_index import sample_index as sample_index
 from .select import Handle as Handle
 from .select import select as select
@@ -94,6 +96,7 @@ __all__ = [
     "reinforce",
     "reinmax",
     "relax",
+    "replace_gumbel_softmax",
     "rodeo",
     "sample_index",
     "select",

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
+from ._checks import check_hard, check_options
 from ._row import Estimator
 from .estimators import (
     arms,
@@ -26,32 +28,33 @@ from .estimators import (
     rodeo,
     straight_through,
 )
+from .sampling import Rule
 
-ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
-    {
-        module.ROW.name: module.ROW
-        for module in (
-            reinmax,
-            straight_through,
-            blend,
-            gumbel_softmax,
-            gumbel_rao,
-            gapped,
-            mean_baseline,
-            reinforce,
-            leave_one_out,
-            disarm,
-            arms,
-            disarm_tree,
-            muprop,
-            double_cv,
-            rodeo,
-            rebar,
-            relax,
-            exact,
-        )
-    }
-)
+# torch 2.6 cannot compile a look-up in a dictionary that is read-only
+_ROWS: dict[str, Estimator] = {
+    module.ROW.name: module.ROW
+    for module in (
+        reinmax,
+        straight_through,
+        blend,
+        gumbel_softmax,
+        gumbel_rao,
+        gapped,
+        mean_baseline,
+        reinforce,
+        leave_one_out,
+        disarm,
+        arms,
+        disarm_tree,
+        muprop,
+        double_cv,
+        rodeo,
+        rebar,
+        relax,
+        exact,
+    )
+}
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ROWS)
 """Every estimator by name, read-only."""
 
 
@@ -88,13 +91,13 @@ def find_row(estimator: object) -> Estimator | None:
         return get(estimator)
     if isinstance(estimator, Estimator):
         return estimator
-    return next((row for row in ESTIMATORS.values() if row.function is estimator), None)
+    return next((row for row in _ROWS.values() if row.function is estimator), None)
 
 
 def get_sampler(name: str, estimator: object) -> Estimator:
     """The row of a sampler of categories that a user named, or passed, to the function ``name``."""
-    row = ESTIMATORS.get(estimator) if isinstance(estimator, str) else find_row(estimator)
-    samplers = ", ".join(row.name for row in ESTIMATORS.values() if row.kind == "sampler")
+    row = _ROWS.get(estimator) if isinstance(estimator, str) else find_row(estimator)
+    samplers = ", ".join(row.name for row in _ROWS.values() if row.kind == "sampler")
     if row is None and not isinstance(estimator, str):
         raise TypeError(
             f"{name}: expected estimator to be the name of a sampler ({samplers}), its row or its "
@@ -107,6 +110,18 @@ def get_sampler(name: str, estimator: object) -> Estimator:
             "samplers have a gradient for the logits of one draw."
         )
     return row
+
+
+def sampler_rule(
+    name: str, estimator: object, options: Mapping[str, Any]
+) -> tuple[Estimator, Rule]:
+    """The row of a sampler as ``get_sampler`` finds it, and its rule for options of its own."""
+    row = get_sampler(name, estimator)
+    if options:  # torch 2.6 cannot compile a look at those of the row
+        check_options(row.name, options, tuple(row.options))
+    check_hard(name, options.get("hard", True))
+    assert row.rule is not None
+    return row, row.rule(**options)
 
 
 def citation(name: str) -> str:

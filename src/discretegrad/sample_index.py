@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_hard, check_options
 from ._types import Backend, Temperature
-from .registry import EstimatorLike, get_sampler
+from .registry import EstimatorLike, get_sampler, sampler_rule
 from .sampling import Request, index_form
 from .select import Handle
 
@@ -53,16 +52,12 @@ def sample_index(
         >>> discretegrad.select(handle, codebook).shape
         torch.Size([2, 8])
     """
-    row = get_sampler("sample_index", estimator)
     if "family" in options:
         raise ValueError(
             f"sample_index: expected no family, because an index stands for one category, got "
             f"{options['family']!r}. For bits and subsets use the dense sample, "
-            f"{row.name}(logits, family=...)."
+            f"{get_sampler('sample_index', estimator).name}(logits, family=...)."
         )
-    check_options(row.name, options, tuple(row.options))
-    assert row.rule is not None
-    check_hard("sample_index", options.get("hard", True))
-    rule = row.rule(**options)
+    _, rule = sampler_rule("sample_index", estimator, options)
     request = Request(logits, tau, dim=dim, mask=mask, generator=generator, backend=backend)
     return index_form(rule, request)

@@ -114,9 +114,11 @@ def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Dr
     if rule.draw_noise is None:
         return draw
     if request.noise is None and request.seed is None:
-        return draw._replace(noise=rule.draw_noise(draw, request.generator))
-    assert rule.accept_noise is not None
-    return draw._replace(noise=rule.accept_noise(draw, request))
+        noise = rule.draw_noise(draw, request.generator)
+    else:
+        assert rule.accept_noise is not None
+        noise = rule.accept_noise(draw, request)
+    return Draw(family, variables, drawn, noise)  # torch 2.6 cannot compile draw._replace
 
 
 def _check_works_on(name: str, family: Family) -> None:

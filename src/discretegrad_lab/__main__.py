@@ -23,6 +23,11 @@ def main() -> None:
 
 def _run() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing and sys.argv[1:] == ["--version"]:
+        from discretegrad import __version__
+
+        print(__version__)
+        return
     if missing:
         print(
             f"discretegrad: the command line needs {' and '.join(missing)}; install what it needs "

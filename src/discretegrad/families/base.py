@@ -16,7 +16,6 @@ Three forms of the same thing appear below:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -24,7 +23,8 @@ from torch import Tensor
 
 from .._types import Call, Temperature
 
-_NOTHING_FUSED: Mapping[str, Callable[..., Tensor]] = MappingProxyType({})
+# a plain dictionary: torch 2.6 cannot compile a look-up in one that is read-only
+_NOTHING_FUSED: Mapping[str, Callable[..., Tensor]] = {}
 
 
 class Variables(NamedTuple):

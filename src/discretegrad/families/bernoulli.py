@@ -177,6 +177,10 @@ class Bernoulli(Family):
         """The digits as booleans."""
         return digits != 0
 
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """The log-probabilities of 0 and 1, along a new last axis."""
+        return logsigmoid(torch.stack([-logits, logits], -1))
+
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each bit's value."""
         return logsigmoid(torch.where(sample > 0, logits, -logits))

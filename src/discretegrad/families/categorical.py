@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ def _reinmax(g: Tensor, drawn: Tensor, probs: Tensor, tempered: Tensor | None = 
     return gradient.add_(minus, alpha=-0.5).scatter_add_(-1, drawn, -s)
 
 
-_FUSED: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"reinmax": _reinmax})
+_FUSED: Mapping[str, Callable[..., Tensor]] = {"reinmax": _reinmax}
 
 
 class Categorical(AlongAxis):
@@ -255,11 +254,15 @@ class Categorical(AlongAxis):
         """The digits as an index."""
         return digits.unsqueeze(-1)
 
-    def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
-        """The log-probability of the category of each variable."""
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """The log-probability of every category, as accurate as ``log_prob``."""
         below, is_largest = _below_largest(logits)
         rest = torch.where(is_largest, 0, below.exp()).sum(-1, keepdim=True)
-        return torch.where(sample > 0, below - torch.log1p(rest), 0).sum(-1)
+        return below - torch.log1p(rest)
+
+    def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
+        """The log-probability of the category of each variable."""
+        return torch.where(sample > 0, self.log_probs(logits), 0).sum(-1)
 
 
 def _below_largest(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from .._checks import is_dense, is_word
 from .._modes import transforming
 from .._types import Backend
 
+_BACKENDS = get_args(Backend)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Triton reads it when a kernel is defined: with "1" kernels run in its interpreter, on any device
@@ -44,10 +45,8 @@ def unsupported(logits: Tensor, lacking: str = "") -> list[str]:
 
 def choose_backend(name: str, logits: Tensor, backend: Backend, lacking: str = "") -> Backend:
     """The backend to run: what was asked for, or for ``"auto"`` the fastest that can."""
-    if not is_word(backend, *get_args(Backend)):
-        raise ValueError(
-            f"{name}: expected backend to be one of {get_args(Backend)}, got {backend!r}"
-        )
+    if not is_word(backend, *_BACKENDS):
+        raise ValueError(f"{name}: expected backend to be one of {_BACKENDS}, got {backend!r}")
     # what is no dense tensor goes to the torch path, whose checks say so
     if backend == "torch" or not isinstance(logits, Tensor) or not is_dense(logits):
         return "torch"

@@ -3,13 +3,11 @@
 import errno
 import importlib.util
 import os
-import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import typer
 from rich.text import Text
@@ -25,7 +23,7 @@ ROOM = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a machine has or lacks."""
+    """One thing that a machine has or lacks: that of the library, which takes torch to import."""
 
     what: str
     state: str
@@ -72,14 +70,9 @@ def doctor(
 
 
 def _software() -> Iterator[Part]:
-    import torch
+    from discretegrad import doctor as library
 
-    import discretegrad
-
-    yield Part("discretegrad", discretegrad.__version__)
-    yield Part("Python", f"{platform.python_version()} on {platform.system()}")
-    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    yield Part("torch", f"{torch.__version__}, built {built}")
+    yield from (Part(*astuple(part)) for part in library.software())
 
 
 def _hardware() -> Iterator[Part]:
@@ -125,33 +118,9 @@ def _hardware() -> Iterator[Part]:
 
 def _kernels() -> Part:
     """Whether a fused kernel compiles, runs and agrees with the torch path."""
-    import torch
+    from discretegrad import doctor as library
 
-    from ..stack.lines import LINES
-
-    what = "fused kernels"
-    if importlib.util.find_spec("triton") is None:
-        return Part(what, "none", "Install triton (Linux) for them; without it training is slower.")
-    gradients: list[torch.Tensor] = []
-    backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
-    try:
-        for backend in backends:
-            logits = torch.linspace(-1, 1, 640, device="cuda").view(64, 10).requires_grad_()
-            index = torch.arange(64, device="cuda") % 10
-            weights = torch.linspace(0, 1, 10, device="cuda")
-            sample = LINES["reinmax"].function(logits, given=index, backend=backend)
-            gradients += torch.autograd.grad((sample * weights).sum(), logits)
-        torch.testing.assert_close(*gradients)
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Part(
-            what,
-            f"fail: {first}",
-            "Triton needs a C compiler and a torch of its own version; see that `gcc --version` "
-            "works and install both packages anew.",
-            broken=True,
-        )
-    return Part(what, f"run (triton {metadata.version('triton')})")
+    return Part(*astuple(library.kernels()))
 
 
 def _disk(runs: Path) -> Part:
