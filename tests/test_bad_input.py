@@ -545,7 +545,9 @@ RIGHT = {
     "logits": {"floats"},
     "tau": {"fraction"},
     "dim": {"zero", "negative"},
-    **dict.fromkeys(("mask", "generator", "given", "noise", "seed", "num_samples"), NOTHING),
+    **dict.fromkeys(
+        ("mask", "generator", "given", "noise", "seed", "num_samples", "bias"), NOTHING
+    ),
     **dict.fromkeys(("hard", "vectorize", "tied", "as_released", "return_index"), FLAG),
     **dict.fromkeys(("alpha", "beta", "offset", "slope", "scale"), COEFFICIENT),
     "gap": {"zero", "fraction"},
