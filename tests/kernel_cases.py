@@ -12,6 +12,7 @@ from torch import Tensor
 
 import discretegrad
 import philox_reference as philox
+from discretegrad._types import Method
 
 
 class Tolerance(NamedTuple):
@@ -122,10 +123,16 @@ class Case:
     def function(self):
         return getattr(discretegrad, self.name)
 
+    @property
+    def kernel(self) -> Method:
+        """What the kernels are told."""
+        return discretegrad.ESTIMATORS[self.name].rule(**self.options).kernel
+
 
 _SAMPLERS = {
     "straight_through": ("straight_through", {}),
     "reinmax": ("reinmax", {}),
+    "blend": ("blend", {"weight": 0.3}),
     "gapped": ("gapped", {"gap": 0.7}),
     "gapped_p": ("gapped", {"gap": "p"}),
     "gumbel_softmax": ("gumbel_softmax", {}),
