@@ -550,6 +550,19 @@ def test_tails_of_bits_are_relatively_accurate(case, value):
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
 
 
+@each([case for case in CASES if case.method == "blend"])
+def test_a_blend_ends_in_straight_through_and_reinmax(case):
+    """Calls that differ in the weight alone do not share what is remembered of them."""
+    logits, g = inputs(3, 7)
+    draws = case.drawn(case.sample(logits, generator=seeded(1)))
+    leaf = logits.requires_grad_()
+    for weight, method in ((0, "straight_through"), (1, "reinmax"), (0.0, "straight_through")):
+        z = case.sample(leaf, 0.7, weight=weight, generator=seeded(1))
+        expected = BY_METHOD[case.family, method].expected(logits, g, draws, 0.7)
+        scale = case.scale(g, draws, expected)
+        assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
+
+
 @each(CATEGORICAL)
 @pytest.mark.parametrize("n", [5, 20], ids=["one block", "several"])
 def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks):
@@ -581,7 +594,9 @@ def test_extreme_temperatures(case, tau):
     assert gradient.isfinite().all()
     if tau >= 1:
         expected = case.expected(logits, g, case.drawn(z), tau, seed=seed_of(1))
-        scale = case.scale(g, case.drawn(z), expected) / (1 if case.method in ("reinmax", "blend") else tau)
+        scale = case.scale(g, case.drawn(z), expected) / (
+            1 if case.method in ("reinmax", "blend") else tau
+        )
         assert_gradient(gradient, expected, scale)
 
 

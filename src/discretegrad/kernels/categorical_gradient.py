@@ -11,9 +11,9 @@ that depend on sums over the row alone: of $e$, $e h$, $w h$ and, for the mean b
 ``formulas`` says which of the terms a sampler has.
 
 Some samplers need $p (h - p \cdot h)$ where another category than the draw may be nearly certain:
-straight-through, the blend and the mean baseline. There $h - p \cdot h$ would be rounding, so their h is
-taken relative to the largest logit instead (its mean $t$, if several are equal), and what the rest
-of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum over the others.
+straight-through, the blend and the mean baseline. There $h - p \cdot h$ would be rounding, so their
+h is taken relative to the largest logit instead (its mean $t$, if several are equal), and what the
+rest of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum over the others.
 
 Memory traffic: it reads logits and gradient and writes one gradient; if a row is too long to stay
 on chip it reads both twice, the second time in reverse, where the cache of the GPU still holds the
@@ -169,7 +169,7 @@ def _coefficients(
             b1 = b1 + 0.5
             c = -sum_ph / 2
     elif METHOD == BLEND:
-        # of straight-through, and half of ReinMax, which needs sums with the largest logits
+        # how much of straight-through, and half of how much of ReinMax, whose sums are over all h
         first = 1 - option
         half = option / 2
         tops_h = tops * shift
@@ -184,7 +184,9 @@ def _coefficients(
             mean = sum_ph + tops_h * inverse_total
             b1 = b1 + first + half
             b0 = first * (shift * below * inverse_total - sum_ph) + half * shift
-        c = own_e * (a0 - a1 * shift) + own_prob * (b0 - b1 * shift) - half * mean
+        c = own_prob * (b0 - b1 * shift) - half * mean
+        if TEMPERED:
+            c += own_e * (a0 - a1 * shift)
     elif METHOD == STRAIGHT_THROUGH and not TEMPERED:
         b1 = b1 + 1
         b0 = shift * below * inverse_total - sum_ph
