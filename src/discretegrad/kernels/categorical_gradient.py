@@ -13,7 +13,7 @@ that depend on sums over the row alone: of $e$, $e h$, $w h$ and, for the mean b
 Some samplers need $p (h - p \cdot h)$ where another category than the draw may be nearly certain:
 straight-through, the blend and the mean baseline. There $h - p \cdot h$ would be rounding, so their
 h is taken relative to the largest logit instead (its mean $t$, if several are equal), and what the
-rest of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum over the others.
+rest of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum of the others.
 
 Memory traffic: it reads logits and gradient and writes one gradient; if a row is too long to stay
 on chip it reads both twice, the second time in reverse, where the cache of the GPU still holds the
