@@ -21,6 +21,7 @@ from discretegrad import BackendUnavailable, sample_index
 from discretegrad.kernels import dispatch
 from kernel_cases import (
     BERNOULLI,
+    BLENDS,
     BY_METHOD,
     CASES,
     CATEGORICAL,
@@ -31,6 +32,7 @@ from kernel_cases import (
     assert_gradient,
     assert_one_hot,
     check_case,
+    check_ends,
     chi_square,
     each,
     each_dtype,
@@ -550,17 +552,9 @@ def test_tails_of_bits_are_relatively_accurate(case, value):
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
 
 
-@each([case for case in CASES if case.method == "blend"])
+@each(BLENDS)
 def test_a_blend_ends_in_straight_through_and_reinmax(case):
-    """Calls that differ in the weight alone do not share what is remembered of them."""
-    logits, g = inputs(3, 7)
-    draws = case.drawn(case.sample(logits, generator=seeded(1)))
-    leaf = logits.requires_grad_()
-    for weight, method in ((0, "straight_through"), (1, "reinmax"), (0.0, "straight_through")):
-        z = case.sample(leaf, 0.7, weight=weight, generator=seeded(1))
-        expected = BY_METHOD[case.family, method].expected(logits, g, draws, 0.7)
-        scale = case.scale(g, draws, expected)
-        assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
+    check_ends(case, *inputs(3, 7))
 
 
 @each(CATEGORICAL)
