@@ -12,6 +12,7 @@ from torch import Tensor
 
 import discretegrad
 import philox_reference as philox
+from discretegrad._types import Method
 
 
 class Tolerance(NamedTuple):
@@ -122,10 +123,16 @@ class Case:
     def function(self):
         return getattr(discretegrad, self.name)
 
+    @property
+    def kernel(self) -> Method:
+        """What the kernels are told."""
+        return discretegrad.ESTIMATORS[self.name].rule(**self.options).kernel
+
 
 _SAMPLERS = {
     "straight_through": ("straight_through", {}),
     "reinmax": ("reinmax", {}),
+    "blend": ("blend", {"weight": 0.3}),
     "gapped": ("gapped", {"gap": 0.7}),
     "gapped_p": ("gapped", {"gap": "p"}),
     "gumbel_softmax": ("gumbel_softmax", {}),
@@ -143,6 +150,7 @@ CASES = [
 CATEGORICAL = [case for case in CASES if case.categorical]
 BERNOULLI = [case for case in CASES if not case.categorical]
 NOISE_FREE = [case for case in CASES if not case.noisy]
+BLENDS = [case for case in CASES if case.method == "blend"]
 BY_METHOD = {(case.family, case.method): case for case in CASES}
 REINMAX = BY_METHOD["categorical", "reinmax"]
 
@@ -233,6 +241,18 @@ def check_case(
     at = case.sample_at(leaf, draw, tau, mask=mask, **axis)
     assert torch.equal(at, z)
     assert_gradient(torch.autograd.grad(at, leaf, g)[0], expected, scale)
+
+
+def check_ends(case: Case, logits: Tensor, g: Tensor) -> None:
+    """A blend of weight 0 or 1: calls that differ in the weight alone share nothing of it."""
+    device, leaf = logits.device.type, logits.detach().requires_grad_()
+    # a kernel that has run before starts in another way, so each weight comes again
+    for weight, method in ((0.0, "straight_through"), (1.0, "reinmax")) * 3:
+        z = case.sample(leaf, 0.7, weight=weight, generator=seeded(1, device))
+        draw = case.drawn(z)
+        expected = BY_METHOD[case.family, method].expected(logits, g, draw, 0.7)
+        scale = case.scale(g, draw, expected)
+        assert_gradient(torch.autograd.grad(z, leaf, g)[0], expected, scale)
 
 
 GUARD = 64

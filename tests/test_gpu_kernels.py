@@ -30,6 +30,7 @@ import discretegrad
 from discretegrad import sample_index, select
 from discretegrad.kernels import dispatch
 from kernel_cases import (
+    BLENDS,
     BY_METHOD,
     CASES,
     CATEGORICAL,
@@ -40,6 +41,7 @@ from kernel_cases import (
     allowed_some,
     assert_gradient,
     check_case,
+    check_ends,
     chi_square,
     each,
     independence,
@@ -113,6 +115,11 @@ def test_every_sampler(case, poison):
     check_case(case, *inputs(37, 100), tau_of(37, 1), mask=mask_of(37, 100), given=True)
     if case.categorical:
         check_case(case, *inputs(5, 20_000))
+
+
+@each(BLENDS)
+def test_a_blend_ends_in_straight_through_and_reinmax(case):
+    check_ends(case, *inputs(37, 100))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -21,6 +21,7 @@ from discretegrad import BackendUnavailable, sample_index
 from discretegrad.kernels import dispatch
 from kernel_cases import (
     BERNOULLI,
+    BLENDS,
     BY_METHOD,
     CASES,
     CATEGORICAL,
@@ -31,6 +32,7 @@ from kernel_cases import (
     assert_gradient,
     assert_one_hot,
     check_case,
+    check_ends,
     chi_square,
     each,
     each_dtype,
@@ -50,7 +52,6 @@ if not dispatch._INTERPRETED:
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
-from discretegrad._types import Method  # noqa: E402
 from discretegrad.kernels import bernoulli as bits  # noqa: E402
 from discretegrad.kernels import (  # noqa: E402
     categorical,
@@ -425,9 +426,8 @@ def test_in_place(case, n, contiguous, small_blocks):
     seed = seed_of(1)
     _, drawn = categorical.draw(Rows(logits), seed, given=False, dense=False)
     expected = case.expected(logits, g, drawn.categories, 0.7, seed=seed)
-    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     kept = g.clone(memory_format=torch.preserve_format)
-    actual = ops.gradient(method, g, Rows(logits, tau=0.7), seed, drawn, in_place=True)
+    actual = ops.gradient(case.kernel, g, Rows(logits, tau=0.7), seed, drawn, in_place=True)
     assert_gradient(actual, expected, case.scale(kept, drawn.categories, expected))
     assert (actual.data_ptr() == g.data_ptr()) == contiguous
     if not contiguous:
@@ -458,7 +458,7 @@ def test_a_shift_of_the_gradient_changes_nothing(case):
     assert torch.equal(*gradients)
 
 
-def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
+def run_in_parts(case, logits, g, tau, sizes, seed=1, index=None):
     """The draw and the gradient of rows that come in parts, as for a vocabulary."""
     seed, rows = seed_of(seed), len(logits)
     drawn = Drawn(torch.empty(rows, dtype=torch.int64), torch.empty(3, rows))
@@ -473,7 +473,7 @@ def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
         drawn.statistics[2] = logits.gather(-1, index[:, None]).squeeze(-1)
     at_draw = g.gather(-1, drawn.categories[:, None]).squeeze(-1).float()
     sums = torch.zeros(8, rows)
-    known = categorical.LongRows(Method(method, gap=0.7), tau, seed, drawn, at_draw, sums)
+    known = categorical.LongRows(case.kernel, tau, seed, drawn, at_draw, sums)
     for begin, end in spans:
         pieces = [x[:, begin:end].contiguous() for x in (g, logits)]
         categorical.sums_part(known, *pieces, begin)
@@ -486,14 +486,13 @@ def run_in_parts(method, logits, g, tau, sizes, seed=1, index=None):
     return drawn, torch.cat(results, -1)
 
 
-@pytest.mark.parametrize("method", [m for m in FORMULAS if m != "gumbel_rao"])
-def test_rows_in_parts_have_the_same_gradient(method, small_blocks):
-    case = BY_METHOD["categorical", method]
+@each([BY_METHOD["categorical", m] for m in FORMULAS if m != "gumbel_rao"])
+def test_rows_in_parts_have_the_same_gradient(case, small_blocks):
     logits, g = inputs(3, 28)
     # the last of the first part, the first of the second, and what a block of the first sticks out
     index = torch.tensor([19, 20, 27])
-    for tau in (1.0, 0.7) if method == "reinmax" else (0.7,):
-        drawn, actual = run_in_parts(method, logits, g, tau, [20, 8], index=index)
+    for tau in (1.0, 0.7) if case.method in ("reinmax", "blend") else (0.7,):
+        drawn, actual = run_in_parts(case, logits, g, tau, [20, 8], index=index)
         expected = case.expected(logits, g, drawn.categories, tau, seed=seed_of(1))
         assert_gradient(actual, expected, case.scale(g, drawn.categories, expected))
         total = drawn.statistics[0].exp() * drawn.statistics[1]
@@ -539,16 +538,23 @@ def test_extreme_bits(case):
     assert case.sample(logits)[:4].tolist() == [1, 0, 1, 0]
 
 
-@each([case for case in BERNOULLI if case.method in ("straight_through", "reinmax", "gumbel_rao")])
+ACCURATE = ("straight_through", "reinmax", "blend", "gumbel_rao")
+
+
+@each([case for case in BERNOULLI if case.method in ACCURATE])
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_tails_of_bits_are_relatively_accurate(case, value):
     """No scale in the tolerance: an error of a logit counts as much as its exponential grows."""
     logits, seed = torch.linspace(-80, 80, 41), seed_of(1)
-    method = Method(case.method, num_draws=case.options.get("num_draws", 0))
     draw = torch.full((41,), value)
-    actual = bits.gradient(method, torch.ones(41), Bits(logits), seed, draw != 0)
+    actual = bits.gradient(case.kernel, torch.ones(41), Bits(logits), seed, draw != 0)
     expected = case.expected(logits, torch.ones(41), draw, seed=seed)
     assert_gradient(actual / (1 + logits.abs()), expected / (1 + logits.abs()), torch.zeros(()))
+
+
+@each(BLENDS)
+def test_a_blend_ends_in_straight_through_and_reinmax(case):
+    check_ends(case, *inputs(3, 7))
 
 
 @each(CATEGORICAL)
@@ -582,7 +588,9 @@ def test_extreme_temperatures(case, tau):
     assert gradient.isfinite().all()
     if tau >= 1:
         expected = case.expected(logits, g, case.drawn(z), tau, seed=seed_of(1))
-        scale = case.scale(g, case.drawn(z), expected) / (1 if case.method == "reinmax" else tau)
+        scale = case.scale(g, case.drawn(z), expected) / (
+            1 if case.method in ("reinmax", "blend") else tau
+        )
         assert_gradient(gradient, expected, scale)
 
 

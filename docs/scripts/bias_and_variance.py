@@ -50,6 +50,7 @@ VARIANTS = (
     Variant("1/n, order 1", "mean_baseline", {"order": 1}, _HIGH),
     Variant("1/n, order 2", "mean_baseline", {"order": 2}, _HIGH),
     Variant("1/n, as released", "mean_baseline", {"order": 2, "as_released": True}, _HIGH),
+    Variant("Blend 0.5", "blend", {"weight": 0.5}, _LOW + _HIGH),
 )
 
 
@@ -139,7 +140,7 @@ def surrogates(logits: Tensor, variant: Variant, tau: float, num_noise: int) -> 
             draw["noise"] = -torch.log1p(-uniform.clamp_min(1e-12))
         with warnings.catch_warnings():
             warnings.filterwarnings(
-                "ignore", "reinmax|straight_through: tau="
+                "ignore", "(reinmax|straight_through|blend): tau="
             )  # unusual on purpose
             sample = row.function(copies, tau, **draw, **variant.options)
         columns = [

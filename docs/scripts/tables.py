@@ -25,6 +25,7 @@ _NETWORKS = {float(s): f"network, steepness {s}" for s in (0.25, 0.5, 1.0, 2.0)}
 _TYPICAL_TAUS = {
     "ReinMax": ("1.0", "1.3"),
     "ST": ("1.0", "1.3"),
+    "Blend 0.5": ("1.0", "1.3"),
     "STGS": ("0.1", "0.5", "1.0"),
     "GR-MCK": ("0.1", "0.5", "1.0"),
     "GST-1.0": ("0.5", "1.0"),
@@ -62,6 +63,7 @@ def tables() -> dict[str, str]:
         "search": _search(),
         "gapped": _gapped(),
         "subset_orders": _subset_orders(),
+        "blend": _blend(),
     }
 
 
@@ -197,7 +199,14 @@ def _comparison(measured: Sequence[Mapping[str, str]]) -> str:
 
 
 def _by_steepness(measured: Sequence[Mapping[str, str]]) -> str:
-    labels = {"ReinMax": "1.0", "ST": "1.0", "STGS": "0.5", "GR-MCK": "0.5", "GST-1.0": "0.7"}
+    labels = {
+        "ReinMax": "1.0",
+        "ST": "1.0",
+        "Blend 0.5": "1.0",
+        "STGS": "0.5",
+        "GR-MCK": "0.5",
+        "GST-1.0": "0.7",
+    }
     rows = []
     for label, tau in labels.items():
         measurements = [_find(measured, label, tau, f) for f in _NETWORKS.values()]
@@ -260,6 +269,25 @@ def _gapped() -> str:
         ours = [f"{float(row['ours']):.2f} ± {float(row['half_interval']):.2f}" for row in pair]
         rows.append([f"-ELBO, {images}", *ours, *(row["published"] for row in pair)])
     return _table(["", "ReinMax", "GST-1.0", "ReinMax, paper", "GST-1.0, paper"], rows)
+
+
+def _blend() -> str:
+    """ReinMax, the blend and ST in the VAEs of the main table."""
+    sizes = ("8x4", "4x24", "8x16", "16x12", "64x8", "10x30")
+    labels = {"reinmax": "ReinMax", "blend-0.5": "Blend 0.5", "st": "ST"}
+    stored = {
+        (size, row["metric"], row["estimator"]): (
+            f"{float(row['ours']):.1f} ± {float(row['half_interval']):.1f}"
+        )
+        for size in sizes
+        for row in _results(f"vae-{size}")
+    }
+    rows = [
+        [f"{label}, {metric}", *(stored[size, metric, name] for size in sizes)]
+        for metric in ("train", "test")
+        for name, label in labels.items()
+    ]
+    return _table(["-ELBO", *sizes], rows)
 
 
 def _paper_temperatures() -> str:

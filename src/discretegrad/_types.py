@@ -29,5 +29,6 @@ class Method(NamedTuple):
 
     name: str
     """A key of the kernels' table of formulas."""
-    gap: float = 0.0
+    option: float = 0.0
+    """The formula's own number: the gap of ``gapped``, or the weight of ``blend``."""
     num_draws: int = 0

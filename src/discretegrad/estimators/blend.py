@@ -12,7 +12,7 @@ from torch import Tensor
 from .._attach import Vjp
 from .._checks import check_hard
 from .._row import sampler_row
-from .._types import Backend, Temperature
+from .._types import Backend, Method, Temperature
 from ..families import FamilyLike
 from ..sampling import Draw, Gradient, Request, Rule, jacobian_at, sample
 from . import reinmax
@@ -45,7 +45,7 @@ def blend(
 
     Properties: one evaluation of f and of its gradient. At ``tau=1`` exact for every f that is
     linear in each variable, whatever the weight, and for quadratic f at a weight of 1 only. The
-    noise of the second-order term is multiplied by the weight. There is no kernel for it.
+    noise of the second-order term is multiplied by the weight.
 
     Differs from the paper: the paper does not have it.
 
@@ -73,7 +73,8 @@ def _rule(weight: float = 0.5) -> Rule:
         raise TypeError(f"blend: expected weight to be a number, got {weight!r}")
     if not 0 <= weight <= 1:
         raise ValueError(f"blend: expected a weight from 0 to 1, got {weight}")
-    return Rule("blend", partial(_formula, weight=weight), least_tau=0.5)
+    method = Method("blend", float(weight))
+    return Rule("blend", partial(_formula, weight=weight), method, least_tau=0.5)
 
 
 def _formula(draw: Draw, weight: float) -> Gradient:

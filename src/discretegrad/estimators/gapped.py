@@ -80,7 +80,7 @@ def _rule(gap: float | Literal["p"] = 1.0) -> Rule:
             raise TypeError(f'gapped: expected gap to be a number or "p", got {gap!r}')
         if not 0 <= gap < math.inf:
             raise ValueError(f"gapped: expected a finite gap of at least 0, got {gap}")
-    method = Method("gapped_p") if gap == "p" else Method("gapped", gap=float(gap))
+    method = Method("gapped_p") if gap == "p" else Method("gapped", float(gap))
     return Rule("gapped", partial(_formula, gap=gap), method)
 
 

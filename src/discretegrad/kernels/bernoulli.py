@@ -28,6 +28,7 @@ from .formulas import FORMULAS
 from .launch import Plan, launch
 from .layout import Bits
 from .numbers import (
+    BLEND,
     GAPPED,
     GAPPED_P,
     GUMBEL_RAO,
@@ -143,7 +144,7 @@ def mean_slope(drawn, other_prob, tau, seed, element, num_draws, TEMPERED: tl.co
 
 @triton.jit
 def _slope(
-    x, is_flipped, likely, unlikely, seed, first, tau, gap, num_draws,
+    x, is_flipped, likely, unlikely, seed, first, tau, option, num_draws,
     METHOD: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What each sampler multiplies the gradient with."""
@@ -151,12 +152,16 @@ def _slope(
     drawn = tl.where(is_flipped, -tl.abs(x), tl.abs(x))
     prob = tl.where(is_flipped, unlikely, likely)
     other_prob = tl.where(is_flipped, likely, unlikely)
-    if METHOD == REINMAX:
+    if METHOD == REINMAX or METHOD == BLEND:
+        straight_through = prob * other_prob
         if TEMPERED:
             tempered, other_tempered = sigmoids(drawn / tau)
-            slope = (other_tempered * (1 + tempered) - prob * other_prob) / 2
+            slope = (other_tempered * (1 + tempered) - straight_through) / 2
+            straight_through = tempered * other_tempered / tau
         else:
             slope = other_prob / 2
+        if METHOD == BLEND:
+            slope = option * slope + (1 - option) * straight_through
     elif METHOD == MEAN_FIRST or METHOD == MEAN_SECOND or METHOD == MEAN_RELEASED:
         tempered = prob
         if TEMPERED:
@@ -181,7 +186,7 @@ def _slope(
     else:
         lead = drawn
         if METHOD == GAPPED:
-            lead = tl.where(drawn < gap, gap, drawn)
+            lead = tl.where(drawn < option, option, drawn)
         elif METHOD == GAPPED_P:
             least = _lead_of(prob, other_prob)
             lead = tl.where(drawn < least, least, drawn)
@@ -211,7 +216,7 @@ def _draw_kernel(logits, mask, seed, sample, n, HAS_MASK: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _gradient_kernel(
-    logits, mask, gradient, values, taus, seed, result, tau, gap, num_draws, n,
+    logits, mask, gradient, values, taus, seed, result, tau, option, num_draws, n,
     HAS_MASK: tl.constexpr, GIVEN: tl.constexpr, HAS_TAU: tl.constexpr, TAU_STRIDE: tl.constexpr,
     METHOD: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -233,7 +238,7 @@ def _gradient_kernel(
     else:
         is_flipped = _is_flipped(unlikely, tl.load(seed), first, BLOCK)
     slope = _slope(
-        x, is_flipped, likely, unlikely, tl.load(seed), first, tau, gap, num_draws,
+        x, is_flipped, likely, unlikely, tl.load(seed), first, tau, option, num_draws,
         METHOD, TEMPERED, BLOCK,
     )  # fmt: skip
     product = g * slope
@@ -296,7 +301,7 @@ def gradient(
         logits if seed is None else seed,
         result,
     ]
-    launch(plan, tensors, (bits.tau, method.gap))
+    launch(plan, tensors, (bits.tau, method.option))
     return result
 
 

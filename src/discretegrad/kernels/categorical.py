@@ -191,7 +191,7 @@ def gradient(
         index if seed is None else seed,
         statistics,
     ]
-    launch(plan, tensors, (tau, method.gap))
+    launch(plan, tensors, (tau, method.option))
     return result
 
 
@@ -248,7 +248,7 @@ def _part(part: int, known: LongRows, g: Tensor, logits: Tensor, first_column: i
     tensors = [
         logits, logits, g, logits, g, at_draw, drawn.categories, drawn.statistics, seed, sums
     ]  # fmt: skip
-    launch(plan, tensors, (tau, method.gap))
+    launch(plan, tensors, (tau, method.option))
 
 
 @lru_cache(maxsize=4096)

@@ -10,10 +10,10 @@ with further weights $e$ (of the tempered, gapped or perturbed softmax) and five
 that depend on sums over the row alone: of $e$, $e h$, $w h$ and, for the mean baseline, h.
 ``formulas`` says which of the terms a sampler has.
 
-Two samplers need $p (h - p \cdot h)$ where another category than the draw may be nearly certain:
-straight-through and the mean baseline. There $h - p \cdot h$ would be rounding, so their h is
-taken relative to the largest logit instead (its mean $t$, if several are equal), and what the rest
-of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum over the others.
+Some samplers need $p (h - p \cdot h)$ where another category than the draw may be nearly certain:
+straight-through, the blend and the mean baseline. There $h - p \cdot h$ would be rounding, so their
+h is taken relative to the largest logit instead (its mean $t$, if several are equal), and what the
+rest of the row adds to $p \cdot h$ is a sum of its own. Likewise $1 - p_k$ is a sum of the others.
 
 Memory traffic: it reads logits and gradient and writes one gradient; if a row is too long to stay
 on chip it reads both twice, the second time in reverse, where the cache of the GPU still holds the
@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from .numbers import (
+    BLEND,
     GAPPED,
     GAPPED_P,
     GUMBEL_SOFTMAX,
@@ -142,7 +143,7 @@ def _summands(
 @triton.jit
 def _coefficients(
     sum_e, sum_eh, sum_ph, sum_h, count, below, tops, shift, inverse_total, inverse_tau,
-    own_x, own_w, own_e, at_draw,
+    own_x, own_w, own_e, at_draw, option,
     METHOD: tl.constexpr, TEMPERED: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """The five numbers of a row in the formula at the top of this file.
@@ -167,6 +168,25 @@ def _coefficients(
         else:
             b1 = b1 + 0.5
             c = -sum_ph / 2
+    elif METHOD == BLEND:
+        # how much of straight-through, and half of how much of ReinMax, whose sums are over all h
+        first = 1 - option
+        half = option / 2
+        tops_h = tops * shift
+        if TEMPERED:
+            first *= inverse_tau
+            mean = (sum_eh + tops_h) / sum_e
+            a1 = (first + option) / sum_e
+            a0 = (first * (shift * below - sum_eh) / sum_e + option * shift - half * mean) / sum_e
+            b1 = b1 - half
+            b0 = half * (sum_ph + tops_h * inverse_total - shift)
+        else:
+            mean = sum_ph + tops_h * inverse_total
+            b1 = b1 + first + half
+            b0 = first * (shift * below * inverse_total - sum_ph) + half * shift
+        c = own_prob * (b0 - b1 * shift) - half * mean
+        if TEMPERED:
+            c += own_e * (a0 - a1 * shift)
     elif METHOD == STRAIGHT_THROUGH and not TEMPERED:
         b1 = b1 + 1
         b0 = shift * below * inverse_total - sum_ph
@@ -235,7 +255,7 @@ def _row_sum(lanes, sums, PART: tl.constexpr):
 @triton.jit
 def _gradient_kernel(
     logits, mask, gradient, tau_rows, result, at_draws, index, statistics, seed, sums,
-    tau, gap, rows, n, first_column, inner,
+    tau, option, rows, n, first_column, inner,
     logits_outer, logits_inner, logits_column,
     mask_outer, mask_inner, mask_column,
     gradient_outer, gradient_inner, gradient_column,
@@ -253,7 +273,7 @@ def _gradient_kernel(
     find the gradient at the draw in ``at_draws``, (rows,), and the logit in the statistics. From
     ``METHOD`` to ``MEAN`` are the ``Terms`` of the formula.
     """
-    APART: tl.constexpr = METHOD == STRAIGHT_THROUGH or MEAN
+    APART: tl.constexpr = METHOD == STRAIGHT_THROUGH or METHOD == BLEND or MEAN
     row = tl.program_id(0).to(tl.int64)
     if PART == 0:
         row = (row * ROWS + tl.arange(0, ROWS))[:, None]
@@ -296,7 +316,7 @@ def _gradient_kernel(
         row_tau = row_top * 0 + tau
     inverse_tau = 1 / row_tau
     own_e = exp(own_x * inverse_tau)
-    lead = row_top * 0 + gap
+    lead = row_top * 0 + option
     own_noise = lead
     if METHOD == GAPPED_P:
         lead = _lead_of(own_w * inverse_total)
@@ -362,7 +382,7 @@ def _gradient_kernel(
             shift = tl.where(tops > 0, tops_h / tl.maximum(tops, 1.0), 0.0)
         a1, a0, b1, b0, c = _coefficients(
             sum_e, sum_eh, sum_wh * inverse_total, sum_h, count, below, tops, shift, inverse_total,
-            inverse_tau, own_x, own_w, own_e, at_draw, METHOD, TEMPERED, MEAN,
+            inverse_tau, own_x, own_w, own_e, at_draw, option, METHOD, TEMPERED, MEAN,
         )  # fmt: skip
         b1 *= inverse_total
         b0 *= inverse_total

@@ -43,6 +43,7 @@ FORMULAS = {
     "mean_second": Formula(6, in_e=False, in_z=True, mean=True),
     "mean_released": Formula(7, in_e=False, in_z=True, mean=True),
     "gumbel_rao": Formula(8, noise=True, own_weights=True, many_draws=True),
+    "blend": Formula(9, in_p=True, in_z=True),
 }
 
 

@@ -13,6 +13,7 @@ MEAN_FIRST = tl.constexpr(FORMULAS["mean_first"].number)
 MEAN_SECOND = tl.constexpr(FORMULAS["mean_second"].number)
 MEAN_RELEASED = tl.constexpr(FORMULAS["mean_released"].number)
 GUMBEL_RAO = tl.constexpr(FORMULAS["gumbel_rao"].number)
+BLEND = tl.constexpr(FORMULAS["blend"].number)
 
 # the smallest normal and the lowest finite float32
 TINY = tl.constexpr(1.1754943508222875e-38)

@@ -68,7 +68,7 @@ def _draw(
 @torch.library.custom_op("discretegrad::gradient", mutates_args=())
 def _gradient(
     name: str,
-    gap: float,
+    option: float,
     num_draws: int,
     g: Tensor,
     logits: Tensor,
@@ -81,7 +81,7 @@ def _gradient(
     statistics: Tensor,
 ) -> Tensor:
     rows = Rows(logits, dim, mask, tau, tau_rows)
-    return gradient(Method(name, gap, num_draws), g, rows, seed, Drawn(index, statistics))
+    return gradient(Method(name, option, num_draws), g, rows, seed, Drawn(index, statistics))
 
 
 @torch.library.custom_op("discretegrad::draw_bits", mutates_args=())
@@ -92,7 +92,7 @@ def _draw_bits(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
 @torch.library.custom_op("discretegrad::gradient_bits", mutates_args=())
 def _gradient_bits(
     name: str,
-    gap: float,
+    option: float,
     num_draws: int,
     g: Tensor,
     logits: Tensor,
@@ -103,7 +103,7 @@ def _gradient_bits(
     value: Tensor | None,
 ) -> Tensor:
     bits = Bits(logits, mask, tau, tau_bits)
-    return bernoulli.gradient(Method(name, gap, num_draws), g, bits, seed, value)
+    return bernoulli.gradient(Method(name, option, num_draws), g, bits, seed, value)
 
 
 @_draw.register_fake
@@ -120,7 +120,7 @@ def _(
 
 @_gradient.register_fake
 @_gradient_bits.register_fake
-def _(name: str, gap: float, num_draws: int, g: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+def _(name: str, option: float, num_draws: int, g: Tensor, logits: Tensor, *rest: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
 

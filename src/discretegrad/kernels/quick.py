@@ -30,7 +30,7 @@ class Known(NamedTuple):
     """Whether the gradient makes noise from the seed."""
     dim: int
     numbers: tuple[float, float]
-    """Temperature and gap."""
+    """The temperature, and the formula's own number."""
     draw: Plan
     gradient: Plan | None
     """For a contiguous gradient; None if its kernel is not the usual one."""
@@ -73,7 +73,7 @@ def learn(call: Call, method: Method) -> Known | None:
         method,
         FORMULAS[method.name].noise,
         dim,
-        (tau, method.gap),
+        (tau, method.option),
         draw,
         gradient,
         rows=count,

@@ -108,16 +108,17 @@ def linear_select(
             may be the same tensor as ``table``.
         table: (n, out), one row per category: the weight of ``torch.nn.Embedding(n, out)``.
         estimator: Whose gradient: the name of a sampler, ``"reinmax"``, ``"straight_through"``,
-            ``"gumbel_softmax"``, ``"gumbel_rao"``, ``"gapped"`` or ``"mean_baseline"``, or the row
-            of one, also of your own, or its function.
+            ``"blend"``, ``"gumbel_softmax"``, ``"gumbel_rao"``, ``"gapped"`` or
+            ``"mean_baseline"``, or the row of one, also of your own, or its function.
         tau: Temperature of the gradient, as for the sampler, but always a number.
         bias: (n,), one number per category: the bias of ``torch.nn.Linear(width, n)``. It is one
             more column of ``head``, which takes a copy of ``hidden`` and of ``head``.
         return_index: Whether to return the categories too.
         generator: Source of randomness on the device of ``hidden``; the global one by default.
         backend: ``"auto"``, ``"torch"`` or ``"triton"``.
-        **options: The sampler's own: ``gap`` for ``"gapped"``, ``order`` and ``as_released`` for
-            ``"mean_baseline"``, ``num_draws`` for ``"gumbel_rao"``.
+        **options: The sampler's own: ``weight`` for ``"blend"``, ``gap`` for ``"gapped"``,
+            ``order`` and ``as_released`` for ``"mean_baseline"``, ``num_draws`` for
+            ``"gumbel_rao"``.
 
     Returns:
         ``table[index]``, of shape (..., out); with ``return_index`` also the index, int64, (...).

@@ -48,7 +48,7 @@ def _vjp(
     method: Method, tau: float, needs: Needs, g: Tensor, layer: Layer, *rest: Tensor
 ) -> tuple[Tensor, Tensor]:
     run: Any = _gradient_operator if compiling() or batched(g) else _gradient_in_tiles
-    for_hidden, for_head = run(g, *layer, *rest, method.name, tau, method.gap, *needs)
+    for_hidden, for_head = run(g, *layer, *rest, method.name, tau, method.option, *needs)
     return for_hidden, for_head
 
 
@@ -81,7 +81,7 @@ def _gradient_in_tiles(
     seeds: Tensor,
     method: str,
     tau: float,
-    gap: float,
+    option: float,
     needs_hidden: bool,
     needs_head: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ def _gradient_in_tiles(
             at_draw = own.sum(-1)
             del own
             sums = torch.zeros(8, x.shape[0], dtype=torch.float32, device=x.device)
-            known = LongRows(Method(method, gap), tau, seed, drawn, at_draw, sums)
+            known = LongRows(Method(method, option), tau, seed, drawn, at_draw, sums)
             size = _tile_size(x, n)
             tiles = list(zip(range(0, n, size), head.split(size), table.split(size), strict=True))
             buffers = _buffer(x, size), _buffer(x, size)
