@@ -20,14 +20,22 @@ def figures(reading: Reading, results: Results) -> Iterator[Figure]:
     """First over the field that was searched, if one was, then over time."""
     searched = reading.rows[0] if len(reading.rows) == 1 and reading.rows[0] in _SEARCHED else None
     keys = results.estimators()
+    over = next((metric for metric in reading.metrics if metric.name == reading.over), None)
     for metric in reading.metrics:
+        if metric.minor:
+            continue
         if searched:
             for setting in results.settings(reading.panels):
                 part = results.part(**setting)
                 yield _figure(reading, part, metric, setting, _Axis(keys, searched))
         if reading.curves:
             for setting in results.settings((*reading.panels, *reading.rows)):
-                yield _figure(reading, results.part(**setting), metric, setting, _Axis(keys))
+                part = results.part(**setting)
+                for axis in (_Axis(keys), _Axis(keys, over=over))[: 2 if over else 1]:
+                    figure = _figure(reading, part, metric, setting, axis)
+                    # what is measured at the end alone is no curve
+                    if not figure.curves or any(len(curve.x) > 1 for curve in figure.curves):
+                        yield figure
 
 
 class _Axis(NamedTuple):
@@ -37,6 +45,8 @@ class _Axis(NamedTuple):
     """All estimators; each has the same mark in every figure."""
     searched: str | None = None
     """The field that the horizontal axis shows; time if there is none."""
+    over: Metric | None = None
+    """A metric that it shows in place of time."""
 
 
 def _figure(
@@ -47,6 +57,9 @@ def _figure(
     for key in axis.keys:
         part = results.part(estimator=key)
         points = _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
+        if axis.over is not None:
+            reached = _over_time(part, axis.over.name)
+            points = {reached[x].mean: y for x, y in points.items() if x in reached}
         if points:
             curves.append(_curve(reading.look(key), known.index(key), points))
     text = reading.describe(setting)
@@ -56,7 +69,7 @@ def _figure(
     return Figure(
         title=text or metric.label,
         caption="",
-        x_label=_SEARCHED[searched] if searched else unit_of(results.rows).removesuffix("s"),
+        x_label=_x_label(results, axis),
         y_label=metric.label,
         curves=tuple(curves),
         reference=metric.optimum(first.config) if metric.optimum else None,
@@ -64,6 +77,12 @@ def _figure(
         searched=searched is not None,
         better=metric.direction,
     )
+
+
+def _x_label(results: Results, axis: _Axis) -> str:
+    if axis.over is not None:
+        return axis.over.label
+    return _SEARCHED[axis.searched] if axis.searched else unit_of(results.rows).removesuffix("s")
 
 
 def _over_time(results: Results, metric: str) -> dict[float, Summary]:

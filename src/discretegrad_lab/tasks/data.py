@@ -11,6 +11,7 @@ import csv
 import gzip
 import hashlib
 import http.client
+import io
 import math
 import os
 import queue
@@ -20,12 +21,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +50,7 @@ class DataError(ValueError):
 
 
 class IdxFile(NamedTuple):
-    """A gzip file of unsigned bytes in the idx format of MNIST."""
+    """A gzip file of unsigned bytes in the idx format of MNIST, or such an array in an npz file."""
 
     name: str
     shape: tuple[int, ...]
@@ -94,6 +97,7 @@ _SOURCES = {
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
+    "omniglot": (),  # made from the original drawings: no public file has these pixels
     "fashion-mnist": (
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -149,21 +153,33 @@ def require(names: Sequence[str], directory: Path | None = None) -> None:
 
 
 def load_mnist(directory: Path | None = None) -> Images:
-    """The images of MNIST, uint8: train (60000, 784), test (10000, 784).
+    """The images of MNIST, as ``load_images``."""
+    return load_images("mnist", directory)
+
+
+def load_images(name: str, directory: Path | None = None) -> Images:
+    """The images of MNIST or Fashion-MNIST, uint8: train (60000, 784), test (10000, 784).
 
     Args:
+        name: Of the data set.
         directory: The first place to look at, before the environment variable and the cache.
 
     Raises:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
-    data_set = DATA_SETS["mnist"]
+    data_set = _data_set(name)
     train, test = (
         _read(data_set, file, directory).flatten(1)
         for file in data_set.files
         if len(file.shape) == 3
     )
     return Images(train, test)
+
+
+def load_drawings(directory: Path | None = None) -> Tensor:
+    """All drawings of Omniglot, uint8 (32460, 784), ink bright; raises as ``load_images``."""
+    data_set = _data_set("omniglot")
+    return _read(data_set, data_set.files[0], directory).flatten(1)
 
 
 def load_mnist_digits(directory: Path | None = None) -> Tensor:
@@ -199,6 +215,21 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
             _fetch_file(data_set, file, path, progress)
             fetched.append(path)
     return fetched
+
+
+def read_npz(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
+    """The array ``x`` of an npz file as a uint8 tensor; the arguments are those of ``read_idx``."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            array = arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        message = f"expected {name} to be a whole npz file with the array x, got: {error}"
+        raise DataError(message) from error
+    if array.dtype != np.uint8 or array.shape != shape:
+        raise DataError(
+            f"expected {name} to hold {_by(shape)} bytes, got {_by(array.shape)} of {array.dtype}"
+        )
+    return torch.from_numpy(array)
 
 
 def read_idx(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
@@ -272,7 +303,8 @@ def _data_set(name: str) -> DataSet:
 
 def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
     path, content = _whole(data_set, file, directory)
-    return read_idx(content, file.shape, str(path))
+    read = read_npz if path.suffix == ".npz" else read_idx
+    return read(content, file.shape, str(path))
 
 
 def _whole(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
@@ -307,6 +339,11 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
                 f"expected to write {path}, got: {error.strerror or error}; make room and see that "
                 f"you may write there, or choose another directory with {ENVIRONMENT}"
             ) from error
+    if not data_set.sources:
+        raise DataError(
+            f"expected {path}, since no public source has {data_set.name}/{file.name}: it was made "
+            "from the original drawings; copy it from where you have it"
+        )
     raise DataError(
         f"expected to download {data_set.name}/{file.name}, but no source gave it "
         f"({'; '.join(failures)}); try again with a network, or copy the file to {path}"
