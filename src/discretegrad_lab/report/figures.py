@@ -31,11 +31,13 @@ def figures(reading: Reading, results: Results) -> Iterator[Figure]:
         if reading.curves:
             for setting in results.settings((*reading.panels, *reading.rows)):
                 part = results.part(**setting)
-                for axis in (_Axis(keys), _Axis(keys, over=over))[: 2 if over else 1]:
-                    figure = _figure(reading, part, metric, setting, axis)
-                    # what is measured at the end alone is no curve
-                    if not figure.curves or any(len(curve.x) > 1 for curve in figure.curves):
-                        yield figure
+                figure = _figure(reading, part, metric, setting, _Axis(keys))
+                # what is measured at the end alone is no curve
+                drawn = any(len(curve.x) > 1 for curve in figure.curves)
+                if drawn or not figure.curves:
+                    yield figure
+                if drawn and over is not None:
+                    yield _figure(reading, part, metric, setting, _Axis(keys, over=over))
 
 
 class _Axis(NamedTuple):

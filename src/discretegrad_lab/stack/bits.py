@@ -79,7 +79,7 @@ class Bits:
         numbers = [run.tau for run in runs]
         # kernels are faster for one number
         self._tau = numbers[0] if len(set(numbers)) == 1 else None
-        self._taus = torch.tensor(numbers, device=noise.device)
+        self._taus = torch.tensor(numbers, dtype=torch.float64, device=noise.device)
 
     def mean(self, logits: Tensor, f: Objective) -> Tensor:
         """The mean of f over samples, (members, batch), with the gradient of the estimator.
@@ -143,7 +143,11 @@ class Bits:
 
 
 def draw_bits(logits: Tensor, noise: Noise, count: int) -> Tensor:
-    """Samples without a gradient, (members, count, ...); no estimator matters to them."""
-    uniform = noise.uniform(count, *logits.shape[1:])
+    """Samples without a gradient, (count, members, batch, ...); no estimator matters to them.
+
+    Those of a batch element depend on its place, and not on how many come after it.
+    """
+    _, batch, *variables = logits.shape
+    uniform = noise.uniform(batch, count, *variables).movedim(2, 0)
     noise.next_step()
-    return take_less_likely(logits.unsqueeze(1), uniform).to(logits.dtype)
+    return take_less_likely(logits, uniform).to(logits.dtype)

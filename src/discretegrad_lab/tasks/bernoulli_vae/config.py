@@ -40,7 +40,7 @@ class BernoulliVae(Run):
     member_fields: ClassVar[tuple[str, ...]] = (*Run.member_fields, "data")
 
     epochs: int = 1000
-    steps_per_epoch: int = 1000  # type: ignore[assignment]
+    steps_per_epoch: int = 1000
     """An epoch is so many steps, whatever the number of images."""
     data: Literal["mnist", "fashion-mnist", "omniglot"]
     evaluations: int = 2

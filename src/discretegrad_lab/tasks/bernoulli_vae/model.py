@@ -25,7 +25,7 @@ from discretegrad import ESTIMATORS
 from ...stack.bits import Bits, draw_bits
 from ...stack.compilation import compiled, worth_compiling
 from ...stack.layers import generators, mlp, of_member, start_as_glorot
-from ...stack.learned import RATE, make_learned
+from ...stack.learned import RATE, STEIN_HIDDEN, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ..pixels import binary_copy, take
@@ -75,39 +75,9 @@ class BernoulliVaeModel(Model):
         self._noise, self._aside, self._pixels = (Noise(seeds, device) for _ in range(3))
         self.steps_per_epoch = run.steps_per_epoch
 
-        starts = generators(seeds)
-        sizes = (PIXELS, *HIDDEN, run.latents)
-        activation = partial(nn.LeakyReLU, run.slope)
-        networks = {"encoder": mlp(starts, sizes, activation)}
-        networks["decoder"] = mlp(starts, sizes[::-1], activation)
-        learned = make_learned(
-            run.line, starts, [member.tau for member in runs], PIXELS + run.latents
-        )
-        for network in networks.values():
-            if run.start == "glorot":
-                start_as_glorot(network, starts)
-            network.to(device)
-        self._encoder, self._decoder = networks["encoder"], networks["decoder"]
-        parameters: dict[str, Tensor] = {
-            f"{name}.{part}": parameter
-            for name, network in networks.items()
-            for part, parameter in network.named_parameters()
-        }
-        self._prior = torch.zeros(self._members, run.latents, device=device)
-        if run.prior != "uniform":
-            parameters["prior"] = self._prior.requires_grad_()
-        self.groups["model"] = Group.of_runs(parameters, runs)
-        self._learned = None if learned is None else learned.to(device)
-        if self._learned is not None:
-            own = dict(self._learned.named_parameters())
-            self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
+        self._make_networks()
         self._bits = Bits(runs, self._noise, run.evaluations, self._learned)
         self._evaluations = 0
-        seconds = torch.zeros(self._members, dtype=torch.float64, device=device)
-        self.buffers["seconds"] = seconds
-        # when this epoch began, and for how many epochs its time counts
-        self._began, self._epochs_measured = 0.0, 0
-
         # what is all memory traffic in a step
         row = ESTIMATORS[run.line.row]
         fuse = worth_compiling(device, self._members * run.batch * PIXELS)
@@ -117,30 +87,60 @@ class BernoulliVaeModel(Model):
         fuse = fuse and (row.kind == "sampler" or not row.needs_grad_f)
         self._reconstruct = compiled(reconstruction) if fuse else reconstruction
 
-        names = list(dict.fromkeys(member.data for member in runs))
-        splits = {
-            name: load_split(name, data) if images is None else images[name] for name in names
-        }
-        for name, split in splits.items():
-            if len(split.train) < run.batch:
-                raise ValueError(
-                    f"expected a batch of at most the {len(split.train)} training images of "
-                    f"{name}, got {run.batch}"
-                )
-        self._train = _Rows.of([splits[member.data].train for member in runs], device)
-        if run.binarised == "once":
-            self._train = self._binarised_once()
-        binary = {
-            name: (binary_copy(split.valid), binary_copy(split.test))
-            for name, split in splits.items()
-        }
-        self._valid = _Rows.of([binary[member.data][0] for member in runs], device)
-        self._test = _Rows.of([binary[member.data][1] for member in runs], device)
+        names = dict.fromkeys(member.data for member in runs)
+        self._place_images(
+            {name: load_split(name, data) if images is None else images[name] for name in names}
+        )
         # which images a step takes; both stay where they are, so that a graph can read them
         shape = (self._members, self.steps_per_epoch, run.batch)
         self._order = torch.zeros(shape, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self.counters = [self._step]
+        seconds = torch.zeros(self._members, dtype=torch.float64, device=device)
+        self.buffers["seconds"] = seconds
+        # when this epoch began, and for how many epochs its time counts
+        self._began, self._epochs_measured = 0.0, 0
+
+    def _make_networks(self) -> None:
+        """The networks and the prior, and what the estimator learns, as groups of parameters."""
+        run, runs, device = self._run, self._runs, self._device
+        starts = generators(member.seed for member in runs)
+        sizes = (PIXELS, *HIDDEN, run.latents)
+        activation = partial(nn.LeakyReLU, run.slope)
+        self._encoder = mlp(starts, sizes, activation)
+        self._decoder = mlp(starts, sizes[::-1], activation)
+        parameters: dict[str, Tensor] = {}
+        for name, network in (("encoder", self._encoder), ("decoder", self._decoder)):
+            if run.start == "glorot":
+                start_as_glorot(network, starts)
+            network.to(device)
+            parameters |= {f"{name}.{part}": x for part, x in network.named_parameters()}
+        self._prior = torch.zeros(self._members, run.latents, device=device)
+        if run.prior != "uniform":
+            parameters["prior"] = self._prior.requires_grad_()
+        self.groups["model"] = Group.of_runs(parameters, runs)
+        taus = [member.tau for member in runs]
+        self._learned = make_learned(run.line, starts, taus, PIXELS + run.latents)
+        if self._learned is not None:
+            own = dict(self._learned.to(device).named_parameters())
+            self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
+
+    def _place_images(self, splits: Mapping[str, Split]) -> None:
+        """Bring the images of all members to the device, once for each data set."""
+        for name, split in splits.items():
+            if len(split.train) < self._run.batch:
+                raise ValueError(
+                    f"expected a batch of at most the {len(split.train)} training images of "
+                    f"{name}, got {self._run.batch}"
+                )
+        names = [member.data for member in self._runs]
+        valid = {name: binary_copy(split.valid) for name, split in splits.items()}
+        test = {name: binary_copy(split.test) for name, split in splits.items()}
+        self._train = _Rows.of([splits[name].train for name in names], self._device)
+        self._valid = _Rows.of([valid[name] for name in names], self._device)
+        self._test = _Rows.of([test[name] for name in names], self._device)
+        if self._run.binarised == "once":
+            self._train = self._binarised_once()
 
     @torch.no_grad()
     def _binarised_once(self) -> "_Rows":
@@ -280,7 +280,7 @@ class BernoulliVaeModel(Model):
         for first in range(0, max(rows.counts), at_once):
             x, inside = self._grey(rows, first, at_once)
             logits = encode(self._encoder, x, self._run.two_logits)
-            z = draw_bits(logits, self._aside, samples).movedim(1, 0)
+            z = draw_bits(logits, self._aside, samples)
             costs = reconstruction(self._decoder, z, x)
             if samples == 1:
                 # the divergence needs no sample
@@ -292,7 +292,8 @@ class BernoulliVaeModel(Model):
         return total / torch.tensor(rows.counts, device=self._device)
 
     def _grey(self, rows: "_Rows", first: int, count: int) -> tuple[Tensor, Tensor]:
-        """So many images of each member, (members, count, 784), and which of them there are."""
+        """Some images of each member, (members, count, 784), and which of them there are."""
+        count = min(count, max(rows.counts) - first)
         index = torch.arange(first, first + count, device=self._device)
         counts = torch.tensor(rows.counts, device=self._device).unsqueeze(1)
         places = rows.starts.unsqueeze(1) + index.minimum(counts - 1)
@@ -397,8 +398,9 @@ def memory(run: BernoulliVae) -> int:
     activations = 4 * run.batch * (3 * sum(HIDDEN) + 8 * PIXELS + 16 * run.latents)
     activations += often * run.evaluations * 4 * run.batch * (4 * sum(HIDDEN) + 8 * PIXELS)
     if run.line.row == "rodeo":
-        pairs = run.evaluations * (run.evaluations - 1)
-        activations += 4 * run.batch * (run.latents + 1) * 2 * (8 * run.evaluations + 4 * pairs)
+        points = run.evaluations * run.batch * (run.latents + 1)
+        # the hidden layer is there if it is not compiled, for one pair of samples at a time
+        activations += 4 * points * (6 * STEIN_HIDDEN + 16 + 8 * run.evaluations)
     evaluation = 4 * _AT_ONCE * (5 * PIXELS + 4 * sum(HIDDEN) + 6 * run.latents)
     # the order of the images, with what sorting takes; the largest data set
     order = 24 * run.steps_per_epoch * run.batch + 40 * 50_000
