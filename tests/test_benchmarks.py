@@ -322,7 +322,8 @@ def test_what_is_stored_has_the_columns_that_a_run_writes(module):
         rows = measure.read_csv(BENCHMARKS / file.name)
         assert list(rows[0]) == list(file.columns)
         sections = {name for name, x in module.BENCHMARK.files.items() if x == file}
-        assert {row[file.part] for row in rows} == sections
+        # one that is new has not been measured yet
+        assert {row[file.part] for row in rows} <= sections
 
 
 def test_runs_of_several_commits_are_told_apart():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import discretegrad
 
+from .compilation import worth_compiling
 from .config import Run, in_order
 from .model import Group, Model
 from .noise import Noise
@@ -62,6 +63,9 @@ class Stack:
         self.steps_per_epoch = self.model.steps_per_epoch
         self._groups = _by_loss(self.model)
         updates = self.epochs * self.steps_per_epoch
+        groups = self.model.groups.values()
+        # together: beside a large group the many short kernels of a small one would take as long
+        elements = sum(x.numel() for group in groups for x in group.parameters.values())
         self.optimisers = {
             name: Optimiser(
                 group.parameters,
@@ -71,6 +75,7 @@ class Stack:
                 if any(schedule.kind != "constant" for schedule in group.schedules)
                 else None,
                 clip_norms=group.clip_norms,
+                compile=worth_compiling(self.device, elements),
             )
             for name, group in self.model.groups.items()
         }

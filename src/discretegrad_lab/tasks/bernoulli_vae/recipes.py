@@ -30,7 +30,7 @@ TASK = Task(
         Metric("valid", "Validation \N{MINUS SIGN}ELBO", 2),
         Metric("test", "Test \N{MINUS SIGN}ELBO", 2),
         Metric("test_bound", "Test bound, 100 samples", 2),
-        Metric("gpu_seconds", "seconds of the device per run", 1, minor=True),
+        Metric("gpu_seconds", "seconds of the device per run", 3, minor=True),
         Metric("loss_evaluations", "evaluations of f", 0, minor=True),
         *METRICS,
     ),
@@ -190,6 +190,26 @@ def _all_data(evaluations: int) -> Recipe:
     )
 
 
+def _times(evaluations: int) -> Recipe:
+    return Recipe(
+        f"bernoulli-vae-times-k{evaluations}",
+        f"What a step of the Bernoulli VAE takes, {evaluations} evaluations",
+        TASK,
+        _build(evaluations, tuple(DATA), epochs=3),
+        # 75 members in a stack
+        seeds=tuple(range(25)),
+        estimators=lines(evaluations),
+        choices=lines(evaluations),
+        metrics=("train", "gpu_seconds", "loss_evaluations"),
+        data=tuple(DATA),
+        panels=("data",),
+        curves=False,
+        note="Seconds of the device for 3,000 steps of a run, as a member of a stack of 75 runs "
+        "with the same line, with nothing else on the device.",
+        overview=True,
+    )
+
+
 def _search(evaluations: int) -> Recipe:
     def build(estimator: Any, seed: int) -> Iterator[Run]:
         for data in DATA:
@@ -234,6 +254,7 @@ def _gradients(evaluations: int) -> Recipe:
 RECIPES = (
     *(_row(data, evaluations) for evaluations in SCORES for data in DATA),
     *map(_all_data, SCORES),
+    *map(_times, SCORES),
     *map(_search, SCORES),
     *map(_gradients, SCORES),
 )
