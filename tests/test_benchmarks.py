@@ -366,7 +366,9 @@ def test_targets_are_met_or_missed(module):
     stored = module.PAGE.read().rows
     for target in TARGETS[module]:
         check_verdicts(target)
-        assert target.judged(stored)[1] in ("met", "**missed**")
+        # a new section has not been measured yet
+        if any(row.get("section") == target.where.get("section") for row in stored):
+            assert target.judged(stored)[1] in ("met", "**missed**")
         assert target.judged([dict.fromkeys(target.where, "another")]) == ("", "not measured")
 
 

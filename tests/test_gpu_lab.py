@@ -301,7 +301,7 @@ def test_bits_in_graphs_compiled_and_alone(key, evaluations, splits, monkeypatch
     runs = [bits_of(key, evaluations, seed, name, tau=0.7 + seed / 4) for seed, name in places]
     captured, metrics = trained(runs)
     assert captured._graphs
-    eager, same = trained(runs, graph=False)
+    _, same = trained(runs, graph=False)
     # of a few steps: a bit that falls the other way by rounding sends a run elsewhere
     for name in ("train", "test"):
         for row, other in zip(metrics, same, strict=True):

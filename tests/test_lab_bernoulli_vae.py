@@ -580,6 +580,17 @@ def test_gradients_are_compared_with_the_exact_ones(key, evaluations, monkeypatc
         assert bias < 5 * deviation / 400**0.5
 
 
+def test_a_run_that_has_diverged_has_no_gradients_to_compare():
+    stack = make_stack([run(seed=seed, compared=True, epochs=1) for seed in (0, 1)])
+    with torch.no_grad():
+        stack.model.parameters["encoder.0.weight"][1] = torch.nan
+    numbers = stack.advance()
+    assert stack.diverged.tolist() == [-1, 1]
+    for name in (*gradients.NAMES, "train", "test_bound"):
+        assert numbers[name][0] == numbers[name][0]
+        assert numbers[name][1] != numbers[name][1]
+
+
 def test_the_loss_at_a_point_is_that_of_the_model():
     runs = [run("rodeo", 2, seed, latents=6) for seed in (0, 1)]
     task = in_double(runs)

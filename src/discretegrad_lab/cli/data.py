@@ -37,7 +37,9 @@ def fetch(names: Names = None, directory: common.DataDirectory = None) -> None:
 
     with common.explaining():
         with common.checking_input():
-            chosen = [_known(name) for name in names or _needed()]
+            # without names those that can be had
+            public = (name for name in _needed() if data.DATA_SETS[name].sources)
+            chosen = [_known(name) for name in names or public]
         for name in chosen:
             try:
                 with _ended_like_ctrl_c(), _bars() as tell:

@@ -124,7 +124,8 @@ class Bits:
         """Booleans, (samples, members, ...), as the estimator wants them drawn."""
         point, row = logits.detach(), self.line.row
         count = self.count // 2 if row == "disarm" else self.count
-        uniform = self._noise.uniform(count, *logits.shape[1:]).movedim(1, 0)
+        # in one piece, as kernels want what is given
+        uniform = self._noise.uniform(count, *logits.shape[1:]).movedim(1, 0).contiguous()
         if row == "disarm":
             return make_pairs(point, uniform)
         return make_together(point, uniform) if row == "arms" else take_less_likely(point, uniform)
@@ -132,7 +133,7 @@ class Bits:
     def _further_noise(self, logits: Tensor, options: dict[str, Any]) -> dict[str, Tensor]:
         """What the estimator needs besides the draw."""
         if self.line.takes("seed"):
-            return {"seed": self._noise.seeds(self.count).movedim(1, 0)}
+            return {"seed": self._noise.seeds(self.count).movedim(1, 0).contiguous()}
         if not self.line.takes("noise"):
             return {}
         shape = (self.count, *logits.shape[1:])

@@ -43,7 +43,8 @@ def tasks() -> dict[str, "Task"]:
         _folder(name)
     from .base import TASKS
 
-    return TASKS
+    # whatever was imported first
+    return {name: TASKS[name] for name in FOLDERS} | TASKS
 
 
 def task(name: str) -> "Task":

@@ -53,8 +53,11 @@ class Point(NamedTuple):
 def compare_gradients(run: BernoulliVae, point: Point) -> dict[str, float]:
     """``NAMES`` for the estimator of a run, by ``discretegrad.diagnose``; NaN if undefined.
 
-    Bias and deviation are relative to the norm of the exact gradient of all images together.
+    Bias and deviation are relative to the norm of the exact gradient of all images together. All
+    of it is NaN where that gradient is zero, and for a run that has diverged.
     """
+    if not point.logits.isfinite().all():
+        return dict.fromkeys(NAMES, torch.nan)
     generator = torch.Generator(point.logits.device)
     generator.manual_seed(mixed(run.seed, point.epoch, _STREAM))
     logits, rest = point.logits.detach()[:, :FREE], point.logits.detach()[:, FREE:]
