@@ -732,5 +732,7 @@ def test_the_report_has_one_table_of_all_metrics_and_curves_over_seconds():
         "5 of 5",
     )
     assert not any("seconds" in x.title or "evaluations of f" in x.title for x in tables)
-    (over,) = (x for x in found.items if getattr(x, "x_label", "").startswith("seconds"))
+    over, empty = (x for x in found.items if getattr(x, "x_label", "").startswith("seconds"))
     assert {curve.x for curve in over.curves} == {(0.5, 12.5)}
+    # of the test there are no curves here
+    assert not empty.curves

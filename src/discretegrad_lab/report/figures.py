@@ -31,12 +31,8 @@ def figures(reading: Reading, results: Results) -> Iterator[Figure]:
         if reading.curves:
             for setting in results.settings((*reading.panels, *reading.rows)):
                 part = results.part(**setting)
-                figure = _figure(reading, part, metric, setting, _Axis(keys))
-                # what is measured at the end alone is no curve
-                drawn = any(len(curve.x) > 1 for curve in figure.curves)
-                if drawn or not figure.curves:
-                    yield figure
-                if drawn and over is not None:
+                yield _figure(reading, part, metric, setting, _Axis(keys))
+                if over is not None:
                     yield _figure(reading, part, metric, setting, _Axis(keys, over=over))
 
 
