@@ -296,9 +296,8 @@ def splits(monkeypatch):
 
 
 @pytest.mark.parametrize(("key", "evaluations"), BITS, ids=str)
-def test_bits_in_graphs_compiled_and_alone(key, evaluations, splits, monkeypatch):
-    places = ((0, "mnist"), (1, "omniglot"), (1, "fashion-mnist"))
-    runs = [bits_of(key, evaluations, seed, name, tau=0.7 + seed / 4) for seed, name in places]
+def test_bits_in_graphs_and_alone(key, evaluations, splits):
+    runs = three_runs(key, evaluations)
     captured, metrics = trained(runs)
     assert captured._graphs
     _, same = trained(runs, graph=False)
@@ -316,7 +315,21 @@ def test_bits_in_graphs_compiled_and_alone(key, evaluations, splits, monkeypatch
     for _ in range(3):
         batch = first.model._next_batch()[member]
         assert torch.equal(batch, alone.model._next_batch()[0])
-    # one step, compiled
+
+
+def three_runs(key, evaluations):
+    places = ((0, "mnist"), (1, "omniglot"), (1, "fashion-mnist"))
+    return [bits_of(key, evaluations, seed, name, tau=0.7 + seed / 4) for seed, name in places]
+
+
+# a sampler, a score function, one with slopes and a compiled network, and one with second slopes
+@pytest.mark.parametrize(
+    ("key", "evaluations"),
+    [("reinmax", 2), (recipes.SCORES[2][0], 2), ("rodeo", 2), (recipes.SCORES[3][-1], 3)],
+    ids=str,
+)
+def test_bits_compiled(key, evaluations, splits, monkeypatch):
+    runs = three_runs(key, evaluations)
     plain = gradients_of_bits(runs)
     monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
     for (name, g), fused in zip(plain.items(), gradients_of_bits(runs).values(), strict=True):
