@@ -651,8 +651,16 @@ def test_temperatures_are_those_of_the_search(tmp_path, monkeypatch):
         assert one.tau == 0.7
     finally:
         recipes._chosen.cache_clear()
-    with pytest.raises(ValueError, match="expected the whole search, got results without 240"):
-        choose_temperatures(searches[:1], path)
+    # a search that was not begun leaves what there is, and one that is not at its end is refused
+    before = recipes.TABLE.read_text(encoding="utf-8")
+    choose_temperatures([], path)
+    assert path.read_text(encoding="utf-8") == before
+    started = (dataclasses.replace(searches[0].rows[0], state="started"), *searches[0].rows[1:])
+    unfinished = dataclasses.replace(searches[0], rows=started)
+    with pytest.raises(
+        ValueError, match=r"reinmax on mnist with 2 evaluations .* got 15 of 16 runs"
+    ):
+        choose_temperatures([unfinished], path)
 
 
 def losses(**means):

@@ -7,13 +7,14 @@ train the same runs, in stacks that hold the members of all three.
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ...stack.lines import Line
 from ..base import Build, Metric, Recipe, Run, Task, read_rows
-from ..evidence import DROPPED, Results
+from ..evidence import DROPPED, Results, Row
 from ..halving import SEARCH_SEEDS, Halving, Rung
 from .claims import CLAIMS
 from .config import DATA, WORDS, BernoulliVae
@@ -264,36 +265,58 @@ def choose_temperatures(searches: Sequence[Results], path: Path) -> None:
     """Write the table of temperatures from the results of the searches.
 
     The score is the validation loss at the end, averaged over the seeds of the search; only
-    candidates that trained to the end can be chosen, and of equals the one nearest to 1 is.
+    candidates that trained to the end can be chosen, and of equals the one nearest to 1 is. Lines
+    whose search was not begun keep what the table has.
 
     Args:
-        searches: The results of ``bernoulli-vae-search-k2`` and ``-k3``, whole.
+        searches: The results of ``bernoulli-vae-search-k2`` and ``-k3``.
         path: ``TABLE`` of a checkout.
+
+    Raises:
+        ValueError: If the search of a line was begun and is not at its end.
     """
-    rows = [row for results in searches for row in results.rows]
-    waiting = [row for row in rows if row.state not in ("finished", "diverged", DROPPED)]
-    wanted = {run.identity for evaluations in SCORES for run in _search(evaluations).runs()}
-    missing = len(wanted - {row.identity for row in rows}) + len(waiting)
-    if missing:
-        raise ValueError(
-            f"expected the whole search, got results without {missing} of its {len(wanted)} runs; "
-            "run bernoulli-vae-search-k2 and bernoulli-vae-search-k3 to their ends"
-        )
-    groups: dict[tuple[str, int, str], dict[float, list[float]]] = {}
-    for row in rows:
-        key = row.config["data"], row.config["evaluations"], row.config["estimator"]
-        scores = groups.setdefault(key, {}).setdefault(row.config["tau"], [])
-        scores.append(row.metrics.get("valid", math.inf))
-    commits = " and ".join(sorted({row.commit for row in rows}))
-    text = ["data,evaluations,estimator,tau,score,runs,chosen,source"]
-    for (data, evaluations, estimator), candidates in sorted(groups.items()):
-        means = {tau: fmean(scores) for tau, scores in sorted(candidates.items())}
-        best = min(means, key=lambda tau: (means[tau], abs(tau - 1)))
-        for tau, mean in means.items():
-            score = format(mean, ".6g") if math.isfinite(mean) else "dropped"
-            chosen = "yes" if tau == best else "no"
-            text.append(
-                f"{data},{evaluations},{estimator},{tau},{score},{len(candidates[tau])},{chosen},"
-                f"commit {commits}"
+    rows = {row.identity: row for results in searches for row in results.rows}
+    lines = ["data,evaluations,estimator,tau,score,runs,chosen,source"]
+    for evaluations, data, estimator in product(SCORES, DATA, SAMPLERS):
+        runs = _search(evaluations).runs(estimators=[estimator])
+        own = [run for run in runs if run.document()["data"] == data]
+        searched = [rows[run.identity] for run in own if run.identity in rows]
+        states = [row.state for row in searched if row.state != "missing"]
+        ended = sum(state in ("finished", "diverged", DROPPED) for state in states)
+        key = data, evaluations, estimator
+        if not states:
+            lines += _present(key)
+        elif ended == len(own):
+            lines += _of_search(key, searched)
+        else:
+            raise ValueError(
+                f"expected the search of {estimator} on {data} with {evaluations} evaluations at "
+                f"its end, got {ended} of {len(own)} runs; run bernoulli-vae-search-k{evaluations}"
             )
-    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _present(key: tuple[str, int, str]) -> list[str]:
+    """The lines of the table that are about one search."""
+    return [
+        ",".join(row.values())
+        for row in read_rows(TABLE)
+        if (row["data"], int(row["evaluations"]), row["estimator"]) == key
+    ]
+
+
+def _of_search(key: tuple[str, int, str], rows: Sequence[Row]) -> list[str]:
+    """The same from its results."""
+    candidates: dict[float, list[float]] = {}
+    for row in rows:
+        score = row.metrics.get("valid", math.inf)
+        candidates.setdefault(row.config["tau"], []).append(score)
+    means = {tau: fmean(scores) for tau, scores in sorted(candidates.items())}
+    best = min(means, key=lambda tau: (means[tau], abs(tau - 1)))
+    commits = " and ".join(sorted({row.commit for row in rows}))
+    start = ",".join(map(str, key))
+    return [
+        f"{start},{tau},{format(mean, '.6g') if math.isfinite(mean) else 'dropped'},"
+        f"{len(candidates[tau])},{'yes' if tau == best else 'no'},commit {commits}"
+        for tau, mean in means.items()
+    ]
