@@ -69,10 +69,13 @@ def bernoulli_gumbel_rao(theta: Tensor, tau: float = 1.0, num_draws: int = 1000)
     return replaced(sample, torch.sigmoid((theta + noise) / tau).mean(0))
 
 
-def coders(widths: Sequence[int]) -> tuple[nn.Module, nn.Module]:
+def coders(
+    widths: Sequence[int], slope: float | None = None
+) -> tuple[nn.Sequential, nn.Sequential]:
     """An encoder with layers of these widths, and a decoder that has them in reverse."""
+    active = nn.ReLU() if slope is None else nn.LeakyReLU(slope)
     encoder, decoder = (
-        nn.Sequential(*[x for i, o in pairs for x in (nn.Linear(i, o), nn.ReLU())][:-1])
+        nn.Sequential(*[x for i, o in pairs for x in (nn.Linear(i, o), active)][:-1])
         for pairs in (itertools.pairwise(widths), itertools.pairwise(widths[::-1]))
     )
     return encoder, decoder

@@ -5,10 +5,13 @@
                Figure 1 as "discretegrad run polynomial-curves" trains it
   vae          the MNIST-VAE of the ReinMax paper, 8 categories x 4 latents, batch 100: time of a
                run-step in stacks of 1 to 320 members; at 160 also with five estimators
+  bernoulli    the VAE with 200 Bernoulli variables, batch 100, binarised at every step: ReinMax
+               and RODEO with two evaluations of the loss, RELAX with three
 
 A run-step is one step of one member. Beside every stack, in the same rounds, runs the released
 algorithm in plain PyTorch: one run, modules of torch.nn, ReinMax with stopped gradients as the
-paper prints it, torch.optim.Adam, images that lie on the device, one step after the other. All
+paper prints it, torch.optim.Adam, images that lie on the device, one step after the other; where a
+stack has RODEO or RELAX, with the objects Rodeo and Relax of the library. All
 times are on the wall clock, with the device idle at both ends. An epoch of a stack contains all
 that training does: the order of the images, the random numbers, the mean loss. Before a stack is
 timed it must have learned as much as the plain loop: a speedup is never reported on a red gate.
@@ -46,11 +49,17 @@ import plain
 import torch
 from measure import Benchmark, Entry, File, Pace, RedGate, Row, Setup, Unavailable
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+import discretegrad
 from discretegrad_lab import Listener, Run, Stack, Store, execute, recipe, stack_of_task
 from discretegrad_lab.report.document import Curve, Figure
 from discretegrad_lab.runs.listener import Together
+from discretegrad_lab.stack.lines import Line
+from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
+from discretegrad_lab.tasks.bernoulli_vae.config import BernoulliVae
+from discretegrad_lab.tasks.bernoulli_vae.images import Split
 from discretegrad_lab.tasks.data import DataError, Images, load_mnist
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import model as vae
@@ -60,7 +69,7 @@ from discretegrad_lab.watch.board import Board
 FIGURE = "polynomial-curves"
 PLAIN, STACK, FIVE = "plain loop", "stack", "stack of five estimators"
 # how far a stack may be from the plain loop: in its loss, and in how far that has fallen
-TOLERANCE = {"vae": 0.15, "polynomial": 0.3}
+TOLERANCE = {"vae": 0.15, "polynomial": 0.3, "bernoulli": 0.15}
 # the five methods that the paper trains it with
 FIVE_TAUS = {"reinmax": 1.3, "st": 1.4, "stgs": 0.5, "gst-1.0": 0.5, "gr-mck": 0.5}
 
@@ -77,6 +86,9 @@ class Plan(NamedTuple):
     vae: tuple[int, ...] = (160, 1, 320, 40, 10, 80)
     """Members of stacks, the important ones first, should the time run out."""
     polynomial: tuple[int, ...] = (256, 64, 1024)
+    bernoulli: tuple[int, ...] = (75, 15)
+    bernoulli_fields: Mapping[str, Any] = {}
+    """Of the Bernoulli runs."""
     images: tuple[int, int] = (60_000, 10_000)
     """For training and for the test."""
     draws: int = 1000
@@ -101,6 +113,8 @@ QUICK = Plan(
     steps=1,
     vae=(2, 1),
     polynomial=(3, 2),
+    bernoulli=(2,),
+    bernoulli_fields={"latents": 8, "batch": 20, "steps_per_epoch": 2},
     images=(200, 50),
     draws=5,
     fields={"latents": 32, "batch": 64, "steps_per_epoch": 40},
@@ -142,6 +156,24 @@ def polynomial_runs(members: int, plan: Plan) -> list[Polynomial]:
     return [Polynomial(estimator="reinmax", seed=seed, **plan.fields) for seed in range(members)]
 
 
+# lines of the section bernoulli, with the evaluations of the loss and where temperatures start
+BERNOULLI: Mapping[str, tuple[str | Line, int, float]] = {
+    "ReinMax": ("reinmax", 2, 1.1),
+    "RODEO": ("rodeo", 2, 1.0),
+    "RELAX": (Line("RELAX", "relax"), 3, 0.1),
+}
+
+
+def bernoulli_runs(label: str, members: int, plan: Plan) -> list[BernoulliVae]:
+    """As the lab trains it on all its data sets, here on one."""
+    line, evaluations, tau = BERNOULLI[label]
+    fields: dict[str, Any] = {"data": "mnist", "evaluations": evaluations, "tau": tau, "tf32": True}
+    return [
+        BernoulliVae(estimator=line, seed=seed, **fields, **plan.bernoulli_fields)  # type: ignore[arg-type]
+        for seed in range(members)
+    ]
+
+
 def figure_runs(plan: Plan) -> list[Run]:
     """Figure 1, with all its estimators and powers."""
     fields = {"epochs": plan.whole["polynomial"][1], **plan.fields}
@@ -160,6 +192,8 @@ def whole_cases(plan: Plan) -> dict[str, list[Run]]:
 
 def named(run: Run) -> str:
     """What a case is called."""
+    if isinstance(run, BernoulliVae):
+        return f"Bernoulli VAE, {run.line.label}, K = {run.evaluations}"
     if isinstance(run, Vae):
         return f"VAE {run.categories}x{run.latents}"
     assert isinstance(run, Polynomial)
@@ -224,8 +258,62 @@ class PlainPolynomial:
         return (of_zero * zero + of_one * one).mean().item()
 
 
-def widths(run: Vae) -> tuple[int, ...]:
+class PlainBernoulli:
+    """The Bernoulli VAE likewise; its estimator is ReinMax, or an object of the library."""
+
+    def __init__(self, run: BernoulliVae, images: Tensor, device: torch.device) -> None:
+        torch.manual_seed(run.seed)
+        sizes = widths(run)
+        self.encoder, self.decoder = (x.to(device) for x in plain.coders(sizes, run.slope))
+        for layer in (*self.encoder, *self.decoder):
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        self.estimator: nn.Module | None = None
+        if run.line.row == "rodeo":
+            self.estimator = discretegrad.Rodeo().to(device)
+        elif run.line.row == "relax":
+            self.estimator = discretegrad.Relax(run.latents, tau=run.tau).to(device)
+        learned = [] if self.estimator is None else [*self.estimator.parameters()]
+        parameters = [*self.encoder.parameters(), *self.decoder.parameters(), *learned]
+        self.optimiser = torch.optim.Adam(parameters, lr=run.learning_rate)
+        self.run, self.images = run, images.to(device)
+        self.total = torch.zeros((), device=device)
+
+    def step(self) -> None:
+        """A step, with its update."""
+        index = torch.randint(len(self.images), (self.run.batch,), device=self.images.device)
+        grey = self.images[index].float() / 255
+        x = (torch.rand_like(grey) < grey).float()
+        loss = self.loss(x)
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        self.total += loss.detach()
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean negative ELBO, with a uniform prior."""
+        logits = self.encoder(x)
+
+        def f(z: Tensor) -> Tensor:
+            pixels = self.decoder(z)
+            costs = binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(-1)
+            of_q = z * logits.detach() - softplus(logits.detach())
+            return costs + of_q.sum(-1) + logits.shape[-1] * math.log(2)
+
+        if self.estimator is not None:
+            samples = 1 if self.run.line.row == "relax" else self.run.evaluations
+            arguments = {"family": "bernoulli", "num_samples": samples}
+            return discretegrad.expectation(logits, f, self.estimator, **arguments).mean()
+        two = torch.stack([logits, torch.zeros_like(logits)], -1)
+        samples = [plain.reinmax(two, self.run.tau)[..., 0] for _ in range(self.run.evaluations)]
+        return torch.stack([f(z) for z in samples]).mean()
+
+
+def widths(run: Vae | BernoulliVae) -> tuple[int, ...]:
     """Of the encoder's layers; the decoder has them in reverse."""
+    if isinstance(run, BernoulliVae):
+        return (bernoulli.PIXELS, *bernoulli.HIDDEN, run.latents)
     return (vae.PIXELS, *vae.HIDDEN, run.latents * run.categories)
 
 
@@ -246,14 +334,16 @@ class Traffic(NamedTuple):
     """For activations besides, if none of them stayed in a cache."""
 
 
-def traffic(run: Vae) -> Traffic:
+def traffic(run: Vae | BernoulliVae) -> Traffic:
     sizes = widths(run)
-    layers = [*itertools.pairwise(sizes), *itertools.pairwise(sizes[::-1])]
+    coder, decoder = list(itertools.pairwise(sizes)), list(itertools.pairwise(sizes[::-1]))
+    layers = [*coder, *decoder]
     parameters = sum((i + 1) * o for i, o in layers)
     weights = sum(i * o for i, o in layers[1:])
     # a layer reads its input forward and again for the gradient of its weights, and writes its
     # output; the gradient at the output is written once, and read for the weights and the input
-    activations = sum(2 * i + 4 * o for i, o in layers) - layers[0][1]
+    samples = run.evaluations if isinstance(run, BernoulliVae) else 1
+    activations = sum(2 * i + 4 * o for i, o in [*coder, *samples * decoder]) - layers[0][1]
     return Traffic(parameters, 36 * parameters + 4 * weights, 4 * run.batch * activations)
 
 
@@ -364,6 +454,43 @@ def vae_faults(
         return ["a loss is not finite"]
     same = [x for x, run in zip(losses, stack.runs, strict=True) if run.estimator == "reinmax"]
     return too_far("its loss", statistics.median(same), plain_loss, TOLERANCE["vae"])
+
+
+def bernoulli_rows(setup: Setup) -> Iterator[Row]:
+    plan, images = setup.data
+    assert images is not None
+    split = Split(images.train[:50_000], images.test, images.test)
+    with mock.patch.object(bernoulli, "load_split", return_value=split), rounded_factors():
+        for label in BERNOULLI:
+            (run,) = bernoulli_runs(label, 1, plan)
+            needed = traffic(run)
+            about = {"section": "bernoulli", "case": named(run), **needed._asdict()}
+            stacks = [(STACK, bernoulli_runs(label, members, plan)) for members in plan.bernoulli]
+            with measure.peak_memory(setup) as peak:
+                loop = PlainBernoulli(run, split.train, setup.device)
+                steps = min(run.steps_per_epoch, 300)
+                for _ in range(steps):
+                    loop.step()
+                learned = loop.total.item() / steps
+            rival = Rival(loop.step, partial(bernoulli_faults, learned, steps), peak[0])
+            for row in contest(about, stacks, rival, setup):
+                if row["status"] == "ok":
+                    floor = needed.floor_bytes / setup.bandwidth
+                    row["times_floor"] = measure.rounded(row["seconds"] / floor, 3)
+                yield row
+
+
+def bernoulli_faults(
+    plain_loss: float, steps: int, stack: Stack, metrics: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """What is wrong with the mean losses of a first epoch, which may be longer than the loop's."""
+    losses = metrics["train"]
+    if not all(map(math.isfinite, losses)):
+        return ["a loss is not finite"]
+    middle = statistics.median(losses)
+    if steps < stack.steps_per_epoch and middle < plain_loss:
+        return []
+    return too_far("its loss", middle, plain_loss, TOLERANCE["bernoulli"])
 
 
 def polynomial_rows(setup: Setup) -> Iterator[Row]:
@@ -529,6 +656,7 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "polynomial": polynomial_rows,
     "overhead": overhead_rows,
     "vae": vae_rows,
+    "bernoulli": bernoulli_rows,
 }
 
 
@@ -577,6 +705,9 @@ def _targets() -> Iterator[pages.Target]:
     yield at(
         "vae", named(vae_runs(1, FULL)[0]), 160, "seconds", 17.0, "at most {} µs per run-step", 1e-6
     )
+    for label, most in (("ReinMax", 12.0), ("RODEO", 36.0), ("RELAX", 36.0)):
+        case = named(bernoulli_runs(label, 1, FULL)[0])
+        yield at("bernoulli", case, 75, "seconds", most, "at most {} µs per run-step", 1e-6)
     says = "at least {} times the run-steps per second of a plain loop"
     yield at("polynomial", named(polynomial_runs(1, FULL)[0]), 256, "speedup", 50.0, says)
     says = "metrics, checkpoints and progress at most {} % of a run"
@@ -602,6 +733,7 @@ def blocks(results: pages.Results) -> dict[str, str]:
         or ("Nowhere." if results.rows else pages.NOT_MEASURED),
         "vae": race_table(vae_results),
         "floor": floor_text(vae_results),
+        "bernoulli": race_table(results.of(section="bernoulli")),
         "polynomial": race_table(results.of(section="polynomial")),
         "overhead": overhead_table(results.of(section="overhead")),
     }
@@ -610,10 +742,11 @@ def blocks(results: pages.Results) -> dict[str, str]:
 def losses(results: pages.Results) -> list[str]:
     """Where a stack is slower than the plain loop, or a member larger than a plain run."""
     groups = []
-    for section in ("vae", "polynomial"):
+    for section in ("vae", "polynomial", "bernoulli"):
         rows = [row | {"member": of_member(row)} for row in results.of(section=section)]
-        loop = [row for row in rows if row["provider"] == PLAIN]
-        groups += [[*group, *loop] for group in pages.cases(rows, "members")]
+        for case in pages.cases(rows, "case"):
+            loop = [row for row in case if row["provider"] == PLAIN]
+            groups += [[*group, *loop] for group in pages.cases(case, "members")]
     return pages.losses(groups, RIVALS, place, "member")
 
 
@@ -630,8 +763,9 @@ def race_table(rows: Sequence[Row]) -> str:
     def of_stacks(cell: Callable[[Row], str]) -> Callable[[Row], str]:
         return lambda row: "" if row["provider"] == PLAIN else cell(row)
 
+    several = len({row["case"] for row in rows}) > 1
     columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: row["provider"],
+        "": lambda row: f"{row['case']}: {row['provider']}" if several else row["provider"],
         "members": lambda row: row["members"],
         "a run-step": pages.seconds,
         "run-steps per second": lambda row: f"{1 / float(row['seconds']):,.0f}",
@@ -644,7 +778,9 @@ def race_table(rows: Sequence[Row]) -> str:
         "a member's": of_stacks(lambda row: pages.size(of_member(row))),
         "start": of_stacks(lambda row: f"{float(row['start_seconds']):.1f} s"),
     }
-    ordered = sorted(rows, key=lambda row: (row["provider"], int(row["members"])))
+    ordered = sorted(
+        rows, key=lambda row: (row["case"] if several else "", row["provider"], int(row["members"]))
+    )
     return pages.table(ordered, "", columns)
 
 

@@ -361,24 +361,42 @@ def test_draws_that_are_refused(case):
             case.run(problem, given=given, mask=where)
 
 
-def test_rodeo_with_a_weight_for_each_of_the_first_batch_axes():
+@pytest.mark.parametrize(
+    ("name", "options", "others"),
+    [
+        ("rodeo", ("alpha", "beta"), {"control": stein_control}),
+        ("double_cv", ("alpha",), {}),
+        ("rebar", ("scale",), {"noise": normal(2, 3, 2, 4, seed=3)}),
+        (
+            "relax",
+            ("scale",),
+            {"noise": normal(2, 2, 3, 2, 4, seed=3), "control": joint_control(1)},
+        ),
+    ],
+)
+def test_weights_for_each_of_the_first_batch_axes(name, options, others):
     logits, target = normal(3, 2, 4), normal(4, seed=1)
-    weights = [torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64) * s for s in (1, 2)]
+    each = torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64)
+    weights = [each * (1 + number) for number in range(len(options))]
     given = (normal(2, 3, 2, 4, seed=2) > 0).double()
 
-    def estimate(logits, given, alpha, beta):
-        arguments = {"given": given, "control": stein_control, "alpha": alpha, "beta": beta}
-        return rodeo(logits, lambda b: ((b - target) ** 3).sum(-1), **arguments).mean(1).sum()
+    def estimate(logits, given, *weights, rows=slice(None)):
+        arguments = {"given": given, **others, **dict(zip(options, weights, strict=True))}
+        if "noise" in others:
+            arguments["noise"] = others["noise"][..., rows, :, :]
+        f, function = (lambda b: ((b - target) ** 3).sum(-1)), ESTIMATORS[name].function
+        return function(logits, f, family="bernoulli", **arguments).mean(1).sum()
 
     together, alone = ([x.clone().requires_grad_() for x in (logits, *weights)] for _ in range(2))
     estimate(together[0], given, *together[1:]).backward()
     for n in range(3):
-        estimate(alone[0][n : n + 1], given[:, n : n + 1], *(x[n] for x in alone[1:])).backward()
+        row = slice(n, n + 1)
+        estimate(alone[0][row], given[:, row], *(x[n] for x in alone[1:]), rows=row).backward()
     assert_all(assert_close, (x.grad for x in together), (x.grad for x in alone))
     for shape in ((2,), (3, 2, 4), (3, 2, 4, 1)):
-        message = r"alpha to be .*, or with one for the first axes of \(3"
+        message = rf"{options[0]} to be .*, or with one for the first axes of \(3"
         with pytest.raises(ValueError, match=message):
-            estimate(together[0], given, torch.zeros(shape), 0.0)
+            estimate(together[0], given, torch.zeros(shape), *[0.0] * (len(options) - 1))
 
 
 COEFFICIENTS = {"muprop": ("offset", "slope"), "rebar": ("scale",), "relax": ("scale",)}
@@ -689,7 +707,16 @@ def test_vectorized_is_the_same_in_one_call(case):
         more = case.cost("evaluations") > 1 or case.cost("extra_evaluations") > 0
         assert [z.shape for z in f.seen] == [problem.logits.shape] * (2 if more else 1)
     arguments["vectorize"] = False
-    assert_all(assert_close, together, case.results(problem, generator=seeded(1), **arguments))
+    apart = case.results(problem, generator=seeded(1), **arguments)
+    assert_all(assert_close, together, apart)
+    if not case.sampled:
+        return
+    # f itself takes all of them
+    arguments["vectorize"], f = "stacked", Recorder(problem.f)
+    assert_all(assert_close, case.results(problem, f, generator=seeded(1), **arguments), apart)
+    assert {z.ndim for z in f.seen} == {1 + problem.logits.ndim}
+    with pytest.raises(ValueError, match="one loss per sample and batch element"):
+        case.results(problem, lambda z: problem.f(z).sum(), generator=seeded(1), **arguments)
 
 
 @each(CASES)
@@ -1177,7 +1204,7 @@ def bad_options() -> Iterator[Bad]:
         yield Bad(ValueError, message, name, ESTIMATORS[name].families[0], {"num_samples": 3})
     for name, options in COEFFICIENTS.items():
         for option in options:
-            axes = ", or with one for .*" if name == "rodeo" else ""
+            axes = ", or with one for .*" if name != "muprop" else ""
             element = rf"a tensor with one element{axes}, got shape \(2,\)"
             for value, error, message in (
                 (NAN, ValueError, f"a finite {option}, got nan"),
@@ -1193,10 +1220,12 @@ def bad_options() -> Iterator[Bad]:
             ):
                 arguments = {**required(ESTIMATORS[name]), option: value}
                 yield Bad(error, rf"{name}: expected {message}", name, "bernoulli", arguments)
-    flags = [("rebar", "tied"), *((x, "vectorize") for x in ("reinforce", "reinmax", "exact"))]
-    for name, option in flags:
+    for name, option in (("rebar", "tied"), ("exact", "vectorize")):
         message = rf"{name}: expected {option} to be True or False, got 1"
         yield Bad(TypeError, message, name, arguments={option: 1})
+    for name in ("reinforce", "reinmax"):
+        message = rf'(expectation|{name}): expected vectorize to be True, False or "stacked", got 1'
+        yield Bad(TypeError, message, name, arguments={"vectorize": 1})
     wrong = r'expected baseline None, "running", "self_critical" or a callable, got'
     for value in ("mean", 1.0):
         yield Bad(ValueError, rf"reinforce: {wrong} {value!r}", arguments={"baseline": value})

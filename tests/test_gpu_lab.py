@@ -10,6 +10,10 @@ from discretegrad_lab.stack import compilation, trainer
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.trainer import Stack
+from discretegrad_lab.tasks.bernoulli_vae import gradients as bits_gradients
+from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
+from discretegrad_lab.tasks.bernoulli_vae import recipes
+from discretegrad_lab.tasks.bernoulli_vae.images import Split
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
@@ -309,3 +313,89 @@ def test_graphs_of_several_shapes_train_as_steps_do():
     assert len(graphs._graphs) == len(set(toy.SIZES))
     for run in runs:
         assert_same(graphs, eager, run)
+
+
+BITS = [(key, k) for k in recipes.SCORES for key in (*recipes.SAMPLERS, *recipes.SCORES[k])]
+
+
+def bits_of(key, evaluations, seed, name="mnist", **fields):
+    small = {"batch": 20, "latents": 30, "steps_per_epoch": 8, "epochs": 4, "draws": 5}
+    return recipes._run(key, seed, name, evaluations, **{"tf32": False} | small | fields)
+
+
+@pytest.fixture
+def splits(monkeypatch):
+    """Small data sets in place of the three."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"mnist": (110, 30, 40), "fashion-mnist": (90, 20, 30), "omniglot": (70, 20, 50)}
+    images = {
+        name: Split(
+            *(torch.randint(256, (n, 784), generator=generator, dtype=torch.uint8) for n in counts)
+        )
+        for name, counts in sizes.items()
+    }
+    monkeypatch.setattr(bernoulli, "load_split", lambda name, data=None: images[name])
+    monkeypatch.setattr(bernoulli, "IMPORTANCE", 5)
+
+
+@pytest.mark.parametrize(("key", "evaluations"), BITS, ids=str)
+def test_bits_in_graphs_and_alone(key, evaluations, splits):
+    runs = three_runs(key, evaluations)
+    captured, metrics = trained(runs)
+    assert captured._graphs
+    _, same = trained(runs, graph=False)
+    # of a few steps: a bit that falls the other way by rounding sends a run elsewhere
+    for name in ("train", "test"):
+        for row, other in zip(metrics, same, strict=True):
+            assert row[name] == pytest.approx(other[name], rel=1e-2, nan_ok=True)
+    assert metrics[-1]["loss_evaluations"] == [evaluations] * 3
+    assert all(x > 0 for x in metrics[-1]["gpu_seconds"])
+    # the pixels and the order of a member do not depend on the others
+    first, alone = make_stack(runs, "cuda"), make_stack(runs[1:2], "cuda")
+    for stack in (first, alone):
+        stack.model.begin_epoch(3)
+    member = first.runs.index(runs[1])
+    for _ in range(3):
+        batch = first.model._next_batch()[member]
+        assert torch.equal(batch, alone.model._next_batch()[0])
+
+
+def three_runs(key, evaluations):
+    places = ((0, "mnist"), (1, "omniglot"), (1, "fashion-mnist"))
+    return [bits_of(key, evaluations, seed, name, tau=0.7 + seed / 4) for seed, name in places]
+
+
+# a sampler, a score function, one with slopes and a compiled network, and one with second slopes
+@pytest.mark.parametrize(
+    ("key", "evaluations"),
+    [("reinmax", 2), (recipes.SCORES[2][0], 2), ("rodeo", 2), (recipes.SCORES[3][-1], 3)],
+    ids=str,
+)
+def test_bits_compiled(key, evaluations, splits, monkeypatch):
+    runs = three_runs(key, evaluations)
+    plain = gradients_of_bits(runs)
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 1)
+    for (name, g), fused in zip(plain.items(), gradients_of_bits(runs).values(), strict=True):
+        assert (fused - g).norm() <= 2e-3 * g.norm() + 1e-6, name
+    trained(runs, 1)
+
+
+def gradients_of_bits(runs):
+    model = make_stack(runs, "cuda").model
+    model.begin_epoch(1)
+    leaves = {
+        f"{group}/{name}": x
+        for group, each in model.groups.items()
+        for name, x in each.parameters.items()
+    }
+    gradients = torch.autograd.grad(model.losses()["train"].sum(), list(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def test_gradients_of_bits_are_compared(splits, monkeypatch):
+    monkeypatch.setattr(bits_gradients, "FREE", 6)
+    monkeypatch.setattr(bits_gradients, "DRAWS", 64)
+    for key, evaluations in (("reinmax", 2), ("rodeo", 2), (recipes.SCORES[3][-1], 3)):
+        _, metrics = trained([bits_of(key, evaluations, 0, compared=True)])
+        for name in bits_gradients.NAMES:
+            assert metrics[0][name][0] == metrics[0][name][0]

@@ -728,6 +728,8 @@ def small_data(monkeypatch):
     file = data.IdxFile("numbers", (3,), digest)
     small = data.DataSet("mnist", (file,), ("http://127.0.0.1:9/",))
     monkeypatch.setattr(data, "DATA_SETS", {"mnist": small})
+    # the one that recipes need
+    monkeypatch.setattr("discretegrad_lab.cli.data._needed", lambda: {"mnist": None})
     monkeypatch.setenv("no_proxy", "*")
 
 

@@ -383,15 +383,19 @@ def test_a_plain_file_may_have_another_name_at_its_source_or_none(tmp_path, monk
                        f"{server.address}elsewhere/lines.txt"),
         data.PlainFile("b.txt", hashlib.sha256(lost).hexdigest(), len(lost)),
     )  # fmt: skip
-    plain = data.DataSet("plain", files, (), instead="copy it")
+    plain = data.DataSet("plain", files, ())
     monkeypatch.setitem(data.DATA_SETS, "plain", plain)
     place = tmp_path / "plain" / "b.txt"
     with pytest.raises(
-        data.DataError, match=f"expected to download b.txt, but copy it to {place}$"
+        data.DataError,
+        match=f"copy it from a machine that does to {place}$",
     ):
         data.fetch("plain", tmp_path)
     assert data.read_file("plain", "a.txt", tmp_path) == content
-    with pytest.raises(data.DataError, match="got none; copy it, or name the directory that"):
+    with pytest.raises(
+        data.DataError,
+        match="got none; no public source has it: copy",
+    ):
         data.read_file("plain", "b.txt", tmp_path)
     place.write_bytes(lost)
     assert data.fetch("plain", tmp_path) == []

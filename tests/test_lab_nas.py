@@ -206,7 +206,7 @@ def test_a_table_that_is_not_there_is_explained(tmp_path, monkeypatch):
     assert "which is damaged" in CliRunner().invoke(app, ["nas", "best"]).stderr
     result = CliRunner().invoke(app, ["data", "fetch", "nats-bench", "--data", str(tmp_path)])
     assert result.exit_code == 1
-    assert "there is no public source" in result.stderr
+    assert "no public source has it" in result.stderr
 
 
 # images

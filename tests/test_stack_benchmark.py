@@ -253,8 +253,13 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
         ("vae", stacks.FIVE, 5),
         ("vae", stacks.STACK, 1),
         ("vae", stacks.PLAIN, 1),
+        *(
+            ("bernoulli", x, n)
+            for _ in stacks.BERNOULLI
+            for x, n in ((stacks.STACK, 2), (stacks.PLAIN, 1))
+        ),
     ]
-    for row in results.of(section="vae"):
+    for row in (*results.of(section="vae"), *results.of(section="bernoulli")):
         floor = float(row["floor_bytes"]) / float(row["copy_bandwidth"])
         assert float(row["times_floor"]) == pytest.approx(float(row["seconds"]) / floor, rel=0.01)
         assert row["images"] == "random"

@@ -254,6 +254,12 @@ def check_flag(name: str, option: str, value: object) -> None:
         raise TypeError(f"{name}: expected {option} to be True or False, got {value!r}")
 
 
+def check_vectorize(name: str, value: object) -> None:
+    """``value`` is True, False or "stacked"."""
+    if not (isinstance(value, bool) or is_word(value, "stacked")):
+        raise TypeError(f'{name}: expected vectorize to be True, False or "stacked", got {value!r}')
+
+
 def check_hard(name: str, hard: object) -> None:
     """``hard`` is True: these samplers have no relaxed sample."""
     if hard is True:
@@ -287,8 +293,8 @@ def check_objective(name: str, f: object) -> None:
         )
 
 
-def check_loss(name: str, loss: object, variables: torch.Size) -> None:
-    """What f returned is a real tensor with one loss per batch element."""
+def check_loss(name: str, loss: object, variables: torch.Size, *, stacked: bool = False) -> None:
+    """What f returned is a real tensor with one loss per batch element, and per stacked sample."""
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"{name}: expected f to return a tensor, got {type(loss).__name__}. Convert with "
@@ -297,9 +303,10 @@ def check_loss(name: str, loss: object, variables: torch.Size) -> None:
     if loss.is_complex():
         raise TypeError(f"{name}: expected f to return real losses, got dtype {loss.dtype}")
     check_dense(name, "what f returns", loss)
-    if loss.shape != variables[: loss.ndim]:
+    if loss.shape != variables[: loss.ndim] or (stacked and loss.ndim == 0):
+        each = "sample and batch element" if stacked else "batch element"
         raise ValueError(
-            f"{name}: expected f to return one loss per batch element, a shape that begins "
+            f"{name}: expected f to return one loss per {each}, a shape that begins "
             f"{tuple(variables)}, got {tuple(loss.shape)}. Sum f over its other axes."
         )
 

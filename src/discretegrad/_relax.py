@@ -32,6 +32,7 @@ from ._row import Estimator
 from ._score import (
     Arguments,
     Problem,
+    aligned,
     call_network,
     can_learn,
     draw,
@@ -72,9 +73,9 @@ class Noise(NamedTuple):
 
 def relaxed_estimate(row: Estimator, arguments: Arguments, control: Control) -> Tensor:
     """The mean loss with the gradient for the control variate."""
-    control = control._replace(scale=check_coefficient(row.name, "scale", control.scale))
     check_flag(row.name, "tied", control.tied)
     problem = pose(row, arguments)
+    check_coefficient(row.name, "scale", control.scale, problem.logits.shape)
     given_noise = _accept_noise(problem, control)
     drawn = draw(problem)
     noise = given_noise or _draw_noise(problem, control.tied)
@@ -117,6 +118,7 @@ def _gradient(
 ) -> Tensor:
     family, count = problem.family, problem.num_samples
     batch_shape = values.shape[1:]
+    weight = check_coefficient(problem.name, "scale", control.scale, batch_shape)
     watched = control.relaxes and not (transforming() or compiling())
     reached = []
 
@@ -128,7 +130,8 @@ def _gradient(
             relaxed = family.relaxed(tempered).to(problem.logits.dtype)
             if watched:
                 relaxed.register_hook(lambda _: reached.append(True))
-            total = total + control.scale * evaluate(problem, relaxed).to(points.dtype)
+            of_f = evaluate(problem, relaxed).to(points.dtype)
+            total = total + aligned(weight, of_f[0]) * of_f
         if control.network is not None:
             shape = (len(points), *batch_shape)
             outputs = call_network(control.network, points.masked_fill(points.isinf(), 0))

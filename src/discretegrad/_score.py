@@ -17,15 +17,15 @@ from ._attach import attach_gradient, attach_learned
 from ._checks import (
     check_count,
     check_differentiable,
-    check_flag,
     check_loss,
     check_objective,
+    check_vectorize,
     values_are_checked,
 )
 from ._graph import can_get_gradient, graph_leaves, nodes_of, reaches
 from ._modes import compiling, transforming
 from ._row import Estimator
-from ._types import Call, Objective, Temperature
+from ._types import Call, Objective, Temperature, Vectorize
 from .families import Family, FamilyLike, Variables, get_family
 
 
@@ -39,7 +39,7 @@ class Arguments(NamedTuple):
     given: Tensor | None = None
     mask: Tensor | None = None
     generator: torch.Generator | None = None
-    vectorize: bool = False
+    vectorize: Vectorize = False
     tau: Temperature = 1.0
     """For estimators that relax samples. It may learn."""
 
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
     given: Tensor | None
     """The draws of a user, in the form that the family draws."""
     call: Call
-    vectorize: bool
+    vectorize: Vectorize
 
 
 def pose(row: Estimator, arguments: Arguments) -> Problem:
@@ -71,7 +71,7 @@ def pose(row: Estimator, arguments: Arguments) -> Problem:
     family = get_family(name, family_like)
     check_works_on(row, family)
     check_objective(name, f)
-    check_flag(name, "vectorize", vectorize)
+    check_vectorize(name, vectorize)
     call = Call(name, logits, tau, mask=mask, generator=generator)
     variables = family.prepare(call, learnable_tau="tau" in row.options)
     family.check_values(name, variables)
@@ -180,24 +180,26 @@ def evaluate(problem: Problem, samples: Tensor) -> Tensor:
 
 
 def evaluate_each(
-    name: str, f: Objective, samples: Tensor, family: Family, vectorize: bool
+    name: str, f: Objective, samples: Tensor, family: Family, vectorize: Vectorize
 ) -> Tensor:
     """The losses of samples stacked along the first axis, as f returns them.
 
     Where a gradient of f with respect to the samples is wanted, it must have one.
     """
-    variables = family.variables_shape(samples)[1:]
+    stacked, shape = vectorize == "stacked", family.variables_shape(samples)
 
     def checked(sample: Tensor) -> Tensor:
         # a copy, because f may write into it
         loss = f(sample.clone())
-        check_loss(name, loss, variables)
+        check_loss(name, loss, shape if stacked else shape[1:], stacked=stacked)
         return loss
 
     if samples.requires_grad and samples.is_leaf:
         samples = samples.view_as(samples)  # a leaf has no node in the graph
-    if vectorize and len(samples) > 1:
-        losses: Tensor = torch.vmap(checked, randomness="different")(samples)
+    if stacked:
+        losses = checked(samples)
+    elif vectorize and len(samples) > 1:
+        losses = torch.vmap(checked, randomness="different")(samples)
     else:
         losses = torch.stack([checked(sample) for sample in samples.unbind()])
     if not depends_on(losses, samples):
@@ -298,6 +300,11 @@ def others_mean(x: Tensor) -> Tensor:
 def spread(x: Tensor, like: Tensor) -> Tensor:
     """One number per joint sample, shaped to broadcast against its variables."""
     return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
+    """A number, or one for each element of the first axes of ``like``, to multiply that by."""
+    return spread(weight, like) if isinstance(weight, Tensor) and weight.ndim else weight
 
 
 def joint_sum(x: Tensor, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ._checks import check_control_value
-from ._score import Problem, call_network, score, spread
+from ._score import Problem, call_network, score
 from ._types import Objective
 
 
@@ -74,10 +74,3 @@ def _network(control: Objective, inputs: Tensor, learn: bool) -> Tensor:
     # the hidden layers of all pairs of samples at once would be most of the memory of a step
     outputs: Tensor = checkpoint(call_network, control, inputs, use_reentrant=False)
     return outputs
-
-
-def aligned(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """A weight to multiply ``like`` by, which has the axis of samples before those of the batch."""
-    if not isinstance(weight, Tensor):
-        return weight
-    return weight if weight.ndim == 0 else spread(weight, like[0])

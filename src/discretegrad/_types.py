@@ -9,6 +9,8 @@ from torch import Tensor
 Backend: TypeAlias = Literal["auto", "torch", "triton"]
 Temperature: TypeAlias = float | Tensor
 Objective: TypeAlias = Callable[[Tensor], Tensor]
+Vectorize: TypeAlias = bool | Literal["stacked"]
+"""How f sees several samples: one by one, under ``torch.vmap``, or stacked in a first axis."""
 Baseline: TypeAlias = Literal["self_critical"] | Callable[[Tensor], Tensor] | None
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_flag, check_logits, check_objective, check_options
+from ._checks import check_logits, check_objective, check_options, check_vectorize
 from ._modes import compiling
 from ._row import Estimator
 from ._score import check_works_on, evaluate_each, joint_size, sample_count
-from ._types import Call, Objective
+from ._types import Call, Objective, Vectorize
 from .families import Family, FamilyLike, get_family
 from .registry import EstimatorLike, find_row, get
 
@@ -54,8 +54,8 @@ def expectation(
         family: The kind of variable: ``"categorical"``, ``"bernoulli"`` or ``Subset(k)``.
         generator: Source of randomness on the device of ``logits``; the global one by default.
         **options: What the estimator takes besides: ``mask``; ``given``, draws that were made
-            elsewhere, as for ``reinforce``; ``vectorize=True`` to evaluate f on all samples in one
-            call under ``torch.vmap``; for samplers ``tau`` and ``backend``; and the options in its
+            elsewhere, as for ``reinforce``; ``vectorize``, for f on all samples in one call, as
+            for ``reinforce``; for samplers ``tau`` and ``backend``; and the options in its
             row of the table.
 
     Returns:
@@ -96,7 +96,8 @@ def expectation(
         common = _COMMON if row.evaluations is not None else ("mask", "vectorize")
         check_options(row.name, options, ("num_samples", *row.options, *row.takes, *common))
         return row.function(logits, f, family=family, generator=generator, **options)
-    check_options(row.name, options, ("num_samples", *row.options, "tau", *_COMMON, "backend"))
+    known = ("num_samples", *row.options, *row.takes, "tau", *_COMMON, "backend")
+    check_options(row.name, options, known)
     return _sampled(row, kind, logits, f, family=family, generator=generator, **options)
 
 
@@ -116,12 +117,12 @@ def _sampled(
     f: Objective,
     *,
     num_samples: int | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
     **arguments: Any,
 ) -> Tensor:
     name = row.name
     num_samples = sample_count(row, num_samples, arguments.get("given"))
-    check_flag(name, "vectorize", vectorize)
+    check_vectorize(name, vectorize)
     # here, where messages can show the shape that the user knows
     call = Call(name, logits, arguments.get("tau", 1.0), mask=arguments.get("mask"))
     kind.check(call, learnable_tau=arguments.get("hard") is False)

@@ -11,7 +11,7 @@ from .._math import sigmoid
 from .._random import uniform, widest
 from .._row import score_row
 from .._score import Arguments, Problem, estimate, others_mean, pose, weighted_score
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 
 
@@ -24,7 +24,7 @@ def arms(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over mutually antithetic samples, with the ARMS gradient for the logits.
 
@@ -61,7 +61,7 @@ def arms(
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
     unlikely = sigmoid(-problem.point.abs())
-    root = unlikely.to(widest(unlikely.device)) ** (1 / (problem.num_samples - 1))
+    root = _root(unlikely, problem.num_samples)
     drawn = _draw_together(problem, root)
 
     def gradient(values: Tensor) -> Tensor:
@@ -75,10 +75,24 @@ def _draw_together(problem: Problem, root: Tensor) -> Tensor:
     if problem.given is not None:
         return problem.given
     shape = (problem.num_samples, *root.shape)
+    return _together(problem.point, root, uniform(shape, root.dtype, problem.call))
+
+
+def make_together(point: Tensor, u: Tensor) -> Tensor:
+    """Bits from uniform numbers, (K, ...)."""
+    return _together(point, _root(sigmoid(-point.abs()), len(u)), u)
+
+
+def _together(point: Tensor, root: Tensor, u: Tensor) -> Tensor:
     # minus standard exponential noise, of which d_k is the share of sample k
-    noise = torch.log1p(-uniform(shape, root.dtype, problem.call))
+    noise = torch.log1p(-u)
     # (1 - d_k)^(K-1) < a, solved for the noise, so that roots are taken of the smaller tensor
-    return (noise < (1 - root) * noise.sum(0)) ^ (problem.point > 0)
+    return (noise < (1 - root) * noise.sum(0)) ^ (point > 0)
+
+
+def _root(unlikely: Tensor, count: int) -> Tensor:
+    """``a`` to the power of ``1 / (K - 1)``."""
+    return unlikely.to(widest(unlikely.device)) ** (1 / (count - 1))
 
 
 def _weight(unlikely: Tensor, root: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from .._math import sigmoid
 from .._random import uniform, widest
 from .._row import score_row
 from .._score import Arguments, Problem, check_antithetic, check_pairs, estimate, pose, weighted
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 from ..families.bernoulli import take_less_likely
 
@@ -25,7 +25,7 @@ def disarm(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over antithetic pairs, with the DisARM gradient for the logits.
 
@@ -82,7 +82,11 @@ def _draw_pairs(problem: Problem) -> Tensor:
         check_antithetic(problem, (first == second) & (first != (point > 0)))
         return problem.given
     shape = (problem.num_samples // 2, *point.shape)
-    u = uniform(shape, widest(point.device), problem.call)
+    return make_pairs(point, uniform(shape, widest(point.device), problem.call))
+
+
+def make_pairs(point: Tensor, u: Tensor) -> Tensor:
+    """Bits from uniform numbers, (pairs, ...): first one of each pair, then the partners."""
     return torch.cat([take_less_likely(point, u), take_less_likely(point, 1 - u)])
 
 

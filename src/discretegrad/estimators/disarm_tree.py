@@ -20,7 +20,7 @@ from .._tree import (
     repeats_unlikely,
     to_logits,
 )
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 
 
@@ -34,7 +34,7 @@ def disarm_tree(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over antithetic pairs, with the DisARM-Tree gradient for the logits.
 

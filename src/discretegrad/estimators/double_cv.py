@@ -11,6 +11,7 @@ from .._checks import check_coefficient
 from .._row import score_row
 from .._score import (
     Arguments,
+    aligned,
     draw,
     estimate_with_slopes,
     joint_sum,
@@ -20,7 +21,7 @@ from .._score import (
     score,
     weighted,
 )
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 from ..objects import DoubleCV
 
@@ -35,7 +36,7 @@ def double_cv(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the gradient of double control variates for the logits.
 
@@ -57,8 +58,8 @@ def double_cv(
     Args:
         f: As for ``reinforce``, and differentiable.
         num_samples: Samples to average over, at least 2; by default 2, or as many as are given.
-        alpha: Weight of the linear control variates; a tensor that requires a gradient learns, see
-            ``DoubleCV``.
+        alpha: Weight of the linear control variates: a number, or a tensor of numbers for the
+            first batch axes. One that requires a gradient learns, see ``DoubleCV``.
         family: ``"bernoulli"``; for categories see ``muprop``.
 
     The other arguments, the result and the errors are those of ``reinforce``.
@@ -71,16 +72,19 @@ def double_cv(
         >>> logits.grad  # exact, because f is linear
         tensor([0.2500, 0.5000, 1.0000])
     """
-    alpha = check_coefficient("double_cv", "alpha", alpha)
     arguments = Arguments(logits, f, num_samples, family, given, mask, generator, vectorize)
     problem = pose(ROW, arguments)
+    check_coefficient("double_cv", "alpha", alpha, logits.shape)
     drawn, covariance = draw(problem), problem.family.covariance
 
     def gradient(values: Tensor, slopes: Tensor) -> Tensor:
+        weight = check_coefficient("double_cv", "alpha", alpha, values.shape[1:])
         centred = score(problem, drawn)
-        total = values + alpha * joint_sum(others_mean(slopes) * centred, values)
+        linear = joint_sum(others_mean(slopes) * centred, values)
+        total = values + aligned(weight, linear[0]) * linear
         of_samples = weighted(total - others_mean(total), centred)
-        return of_samples - alpha * covariance(problem.point, slopes.mean(0))
+        expected = covariance(problem.point, slopes.mean(0))
+        return of_samples - aligned(weight, expected) * expected
 
     return estimate_with_slopes(problem, drawn, gradient, learned_tensors(alpha))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._row import score_row
 from .._score import Arguments, draw, estimate, others_mean, pose, weighted_score
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 
 
@@ -22,7 +22,7 @@ def leave_one_out(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the leave-one-out gradient for the logits.
 

@@ -22,7 +22,7 @@ from .._score import (
     value_and_slope,
     weighted,
 )
-from .._types import Objective
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 from ..objects import MuProp
 
@@ -38,7 +38,7 @@ def muprop(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the MuProp gradient for the logits.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._relax import Control, relaxed_estimate
 from .._row import score_row
 from .._score import Arguments
-from .._types import Objective, Temperature
+from .._types import Objective, Temperature, Vectorize
 from ..families import FamilyLike
 from ..objects import Rebar
 
@@ -28,7 +28,7 @@ def rebar(
     noise: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the REBAR gradient for the logits.
 
@@ -54,7 +54,8 @@ def rebar(
         f: As for ``reinforce``, and defined and differentiable between the discrete samples.
         tau: Temperature of the relaxed sample: a number, or a tensor with one value for all or per
             variable. A tensor that requires a gradient learns, see ``Rebar``.
-        scale: Weight of the control variate; a tensor that requires a gradient learns.
+        scale: Weight of the control variate: a number, or a tensor of numbers for the first batch
+            axes. One that requires a gradient learns.
         tied: Use the same noise for $z$ and $\tilde z$.
         noise: For what is given: the noise of ``gumbel_softmax`` for each sample,
             (num_samples, *logits.shape); if not tied (2, num_samples, *logits.shape), first that

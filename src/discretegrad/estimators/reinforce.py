@@ -20,7 +20,7 @@ from .._score import (
     pose,
     weighted_score,
 )
-from .._types import Baseline, Objective
+from .._types import Baseline, Objective, Vectorize
 from ..families import FamilyLike
 from ..objects import Reinforce
 
@@ -35,7 +35,7 @@ def reinforce(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the score-function gradient for the logits.
 
@@ -67,7 +67,8 @@ def reinforce(
             int64 index (num_samples, ...), bits as 0 and 1. By default they are drawn here.
         mask: Boolean, broadcasts to ``logits``; False excludes a category, or the value 1.
         generator: Source of randomness on the device of ``logits``; the global one by default.
-        vectorize: Evaluate f on all samples in one call, under ``torch.vmap``.
+        vectorize: Evaluate f on all samples in one call: with True under ``torch.vmap``; with
+            ``"stacked"`` f itself takes them stacked in a first axis and returns as many losses.
 
     Returns:
         The mean of f over the samples, of the batch shape.

@@ -11,7 +11,7 @@ from .._checks import check_control
 from .._relax import Control, relaxed_estimate
 from .._row import score_row
 from .._score import Arguments, joint_size
-from .._types import Objective, Temperature
+from .._types import Objective, Temperature, Vectorize
 from ..families import FamilyLike
 from ..objects import Relax
 
@@ -30,7 +30,7 @@ def relax(
     noise: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the RELAX gradient for the logits.
 

@@ -10,6 +10,7 @@ from .._checks import check_coefficient, check_control
 from .._row import score_row
 from .._score import (
     Arguments,
+    aligned,
     can_learn,
     draw,
     estimate_with_slopes,
@@ -18,8 +19,8 @@ from .._score import (
     pose,
     spread,
 )
-from .._stein import aligned, joint_samples, stein_operator
-from .._types import Objective
+from .._stein import joint_samples, stein_operator
+from .._types import Objective, Vectorize
 from ..families import FamilyLike
 from ..objects import Rodeo
 
@@ -36,7 +37,7 @@ def rodeo(
     given: Tensor | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectorize: bool = False,
+    vectorize: Vectorize = False,
 ) -> Tensor:
     r"""Mean of f over samples, with the RODEO gradient for the logits.
 
@@ -98,9 +99,9 @@ def rodeo(
         for_gradient = check_coefficient("rodeo", "beta", beta, values.shape[1:])
         joint = joint_samples(problem, drawn, values, slopes)
         of_f, of_gradient = stein_operator(problem, joint, network, can_learn(learned))
-        adjusted = others_mean(values + aligned(for_f, of_f) * of_f)
+        adjusted = others_mean(values + aligned(for_f, of_f[0]) * of_f)
         of_samples = spread(values - adjusted, joint.centred) * joint.centred
-        of_samples = of_samples + aligned(for_gradient, of_gradient) * of_gradient
+        of_samples = of_samples + aligned(for_gradient, of_gradient[0]) * of_gradient
         return of_samples.mean(0).reshape(problem.point.shape)
 
     return estimate_with_slopes(problem, drawn, gradient, learned)

@@ -86,7 +86,7 @@ def _needed() -> dict[str, None]:
     from ..tasks.data import DATA_SETS
 
     names = dict.fromkeys(name for recipe in recipes().values() for name in recipe.data)
-    return {name: None for name in names if name in DATA_SETS and DATA_SETS[name].sources}
+    return {name: None for name in names if name in DATA_SETS and DATA_SETS[name].public}
 
 
 def _known(name: str) -> str:

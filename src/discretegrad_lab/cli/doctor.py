@@ -145,7 +145,7 @@ def _data_found(directory: Path | None) -> Iterator[Part]:
 
     reports = check(directory)
     for name, data_set in DATA_SETS.items():
-        remedy = data_set.instead or f"`discretegrad data fetch {name}`"
+        remedies = {file.name: data_set.remedy(file) for file in data_set.files}
         files = [file for file in reports if file.data_set == name]
         bad = [file for file in files if file.state != "ok"]
         if not bad:
@@ -153,6 +153,7 @@ def _data_found(directory: Path | None) -> Iterator[Part]:
             yield Part(f"data set {name}", ", ".join(places))
         else:
             states = dict.fromkeys(file.state for file in bad)
+            remedy = remedies[bad[0].file]
             yield Part(
                 f"data set {name}",
                 " and ".join(states),

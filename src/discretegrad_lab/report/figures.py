@@ -22,14 +22,20 @@ def figures(reading: Reading, results: Results) -> Iterator[Figure]:
     """First over the field that was searched, if one was, then over time."""
     searched = reading.rows[0] if len(reading.rows) == 1 and reading.rows[0] in _SEARCHED else None
     keys = results.estimators()
+    over = next((metric for metric in reading.metrics if metric.name == reading.over), None)
     for metric in reading.metrics:
+        if metric.minor:
+            continue
         if searched:
             for setting in results.settings(reading.panels):
                 part = results.part(**setting)
                 yield _figure(reading, part, metric, setting, _Axis(keys, searched))
         if reading.curves:
             for setting in results.settings((*reading.panels, *reading.rows)):
-                yield _figure(reading, results.part(**setting), metric, setting, _Axis(keys))
+                part = results.part(**setting)
+                yield _figure(reading, part, metric, setting, _Axis(keys))
+                if over is not None:
+                    yield _figure(reading, part, metric, setting, _Axis(keys, over=over))
 
 
 class _Axis(NamedTuple):
@@ -39,6 +45,8 @@ class _Axis(NamedTuple):
     """All estimators; each has the same mark in every figure."""
     searched: str | None = None
     """The field that the horizontal axis shows; time if there is none."""
+    over: Metric | None = None
+    """A metric that it shows in place of time."""
 
 
 def _figure(
@@ -57,6 +65,9 @@ def _figure(
             points = (
                 _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
             )
+            if axis.over is not None:
+                reached = _over_time(part, axis.over.name)
+                points = {reached[x].mean: y for x, y in points.items() if x in reached}
             if points:
                 named = look._replace(label=reading.label(key, variant))
                 curves.append(_curve(named, mark, points))
@@ -67,7 +78,7 @@ def _figure(
     return Figure(
         title=text or metric.label,
         caption="",
-        x_label=_SEARCHED[searched] if searched else unit_of(results.rows).removesuffix("s"),
+        x_label=_x_label(results, axis),
         y_label=metric.label,
         curves=tuple(curves),
         reference=metric.optimum(first.config) if metric.optimum else None,
@@ -75,6 +86,12 @@ def _figure(
         searched=searched is not None,
         better=metric.direction,
     )
+
+
+def _x_label(results: Results, axis: _Axis) -> str:
+    if axis.over is not None:
+        return axis.over.label
+    return _SEARCHED[axis.searched] if axis.searched else unit_of(results.rows).removesuffix("s")
 
 
 def _over_time(results: Results, metric: str) -> dict[float, Summary]:

@@ -61,6 +61,10 @@ class Reading:
     """A sentence for the captions of tables."""
     against: tuple[str, ...] = ()
     """Keys of estimators that tables compare all others with."""
+    overview: bool = False
+    """Whether tables begin with one that has a column for each metric."""
+    over: str = ""
+    """A metric that figures are drawn over, too."""
     curves: bool = True
     """Whether curves are written among the results."""
     claims: tuple[Claim, ...] = ()
@@ -134,7 +138,10 @@ def of_recipe(recipe: Recipe) -> Reading:
     """The reading of a recipe."""
     task = recipe.task
     ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
-    same = ("name", *_TEXTS, *_TUPLES, "curves", "published", "traced", "exhibits")
+    same = (
+        *("name", *_TEXTS, *_TUPLES, "curves", "published", "traced", "exhibits"),
+        *("overview", "over"),
+    )
     return Reading(
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),

@@ -18,8 +18,12 @@ def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[TextTable]:
     for entry in cells:
         panel = tuple(entry.setting[name] for name in reading.panels)
         groups.setdefault((entry.metric.name, *panel), []).append(entry)
+    if reading.overview:
+        yield from _overviews(reading, cells)
     for (name, *values), inside in groups.items():
         metric = inside[0].metric
+        if metric.minor:
+            continue
         parts = [metric.label] if len(reading.metrics) > 1 else []
         parts += (
             [reading.describe(dict(zip(reading.panels, values, strict=True)))] if values else []
@@ -31,6 +35,31 @@ def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[TextTable]:
             yield _wide(reading, title, inside)
         else:
             yield _tall(reading, title, inside)
+
+
+def _overviews(reading: Reading, cells: Sequence[Entry]) -> Iterator[TextTable]:
+    """For each combination of panels, the estimators as rows and the metrics as columns."""
+    panels: dict[tuple[Any, ...], dict[str, list[Entry]]] = {}
+    for entry in cells:
+        panel = tuple(entry.setting[name] for name in reading.panels)
+        panels.setdefault(panel, {}).setdefault(entry.estimator, []).append(entry)
+    for panel, lines in panels.items():
+        rows = [
+            (
+                reading.look(key).label,
+                *(with_half(x.ours.mean, x.ours.half, x.metric.digits) for x in inside),
+                f"{inside[0].ours.count} of {inside[0].planned}",
+            )
+            for key, inside in lines.items()
+        ]
+        headings = ("", *(metric.label for metric in reading.metrics), "runs")
+        setting = reading.describe(dict(zip(reading.panels, panel, strict=True)))
+        caption = " ".join(
+            filter(None, ("At the end, mean ± half the 95 % interval.", reading.note))
+        )
+        yield TextTable(
+            f"All metrics, {setting}".removesuffix(", "), caption, headings, tuple(rows)
+        )
 
 
 def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 
 def generators(seeds: Iterable[int]) -> list[torch.Generator]:
@@ -76,6 +77,35 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_x = torch.bmm(g, weight) if ctx.needs_input_grad[0] else None
         return for_x, torch.bmm(g.mT, x), g.sum(1)
+
+
+def of_member(network: nn.Module, member: int) -> Callable[[Tensor], Tensor]:
+    """The layers of one member as a function, constant and in the precision of what it is given."""
+    layers = [_layer_of(layer, member) for layer in network.children()]
+
+    def apply(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return apply
+
+
+def _layer_of(layer: nn.Module, member: int) -> Callable[[Tensor], Tensor]:
+    if not isinstance(layer, Linear):
+        return layer
+    weight, bias = layer.weight[member].detach(), layer.bias[member].detach()
+    return lambda x: linear(x, weight.to(x.dtype), bias.to(x.dtype))
+
+
+def start_as_glorot(network: nn.Module, generators: Sequence[torch.Generator]) -> None:
+    """Let all weights start from Glorot's uniform distribution, and biases from 0, as in Keras."""
+    with torch.no_grad():
+        for layer in network.modules():
+            if isinstance(layer, Linear):
+                layer.bias.zero_()
+                for weight, generator in zip(layer.weight, generators, strict=True):
+                    nn.init.xavier_uniform_(weight, generator=generator)
 
 
 def mlp(

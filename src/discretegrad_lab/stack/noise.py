@@ -48,9 +48,14 @@ class Noise:
         """What a step advances, on a GPU."""
         return self._step
 
-    def begin(self, epoch: int, stream: int = 0) -> None:
-        """Start the numbers of an epoch; ``stream`` tells training and evaluation apart."""
-        keys = [mixed(seed, epoch, stream) for seed in self._seeds]
+    def begin(self, epoch: int | Sequence[int], stream: int = 0) -> None:
+        """Start the numbers of an epoch; ``stream`` tells training and evaluation apart.
+
+        Members that count differently give one epoch each.
+        """
+        epochs = [epoch] * len(self._seeds) if isinstance(epoch, int) else epoch
+        pairs = zip(self._seeds, epochs, strict=True)
+        keys = [mixed(seed, number, stream) for seed, number in pairs]
         for number, generator in enumerate(self._generators):
             generator.manual_seed(keys[number])
         self._keys.copy_(torch.tensor(keys))
@@ -107,8 +112,12 @@ class Noise:
         uniform = self.uniform(*shape, members=members, purpose=_EXPONENTIAL)
         return (-torch.log1p(-uniform)).clamp_min(2.0**-25)
 
-    def seeds(self, members: slice = slice(None)) -> Tensor:
-        """(members,), int64 of 63 bits, for what makes its own numbers from a seed."""
-        numbers = (self.uniform(3, members=members, purpose=_SEEDS) * 2**21).long()
-        low, middle, high = numbers.unbind(1)
+    def logistic(self, *shape: int) -> Tensor:
+        """(members, *shape), float32, of the standard logistic distribution and finite."""
+        return torch.logit(self.uniform(*shape, purpose=_EXPONENTIAL), eps=2.0**-24)
+
+    def seeds(self, *shape: int, members: slice = slice(None)) -> Tensor:
+        """(members, *shape), int64 of 63 bits, for what makes its own numbers from a seed."""
+        numbers = (self.uniform(*shape, 3, members=members, purpose=_SEEDS) * 2**21).long()
+        low, middle, high = numbers.unbind(-1)
         return low | middle << 21 | high << 42

@@ -57,7 +57,7 @@ class Sampler:
         if line.takes("num_draws"):
             arguments["num_draws"] = self._draws[members.start]
         if line.takes("seed"):
-            arguments["seed"] = self.noise.seeds(members)
+            arguments["seed"] = self.noise.seeds(members=members)
         elif line.takes("noise"):
             arguments["noise"] = self.noise.exponential(*logits.shape[1:], members=members)
         return line.function(logits, **arguments | dict(line.options))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import discretegrad
 
+from .compilation import worth_compiling
 from .config import Run, in_order
 from .model import Group, Model
 from .momentum import Momentum
@@ -63,8 +64,12 @@ class Stack:
         self.steps_per_epoch = self.model.steps_per_epoch
         self._groups = _by_loss(self.model)
         updates = self.epochs * self.steps_per_epoch
+        groups = self.model.groups.values()
+        # together: beside a large group the many short kernels of a small one would take as long
+        elements = sum(x.numel() for group in groups for x in group.parameters.values())
         self.optimisers = {
-            name: _optimiser(group, updates) for name, group in self.model.groups.items()
+            name: _optimiser(group, updates, worth_compiling(self.device, elements))
+            for name, group in self.model.groups.items()
         }
         members = len(self.runs)
         self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)
@@ -262,7 +267,7 @@ class Stack:
             x.copy_(state[name])
 
 
-def _optimiser(group: Group, updates: int) -> Optimiser | Momentum:
+def _optimiser(group: Group, updates: int, compile: bool) -> Optimiser | Momentum:
     """That of a group whose schedules go over so many updates."""
     schedules = None
     if any(schedule.kind != "constant" for schedule in group.schedules):
@@ -276,6 +281,7 @@ def _optimiser(group: Group, updates: int) -> Optimiser | Momentum:
             clip_norms=group.clip_norms,
             beta1=group.beta,
             decay=group.decay,
+            compile=compile,
         )
     if {*group.optimisers} != {"sgd"} or any(group.clip_norms):
         raise ValueError(

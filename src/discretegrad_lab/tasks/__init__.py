@@ -18,6 +18,7 @@ FOLDERS = (
     "vae",
     "codebook",
     "nas",
+    "bernoulli_vae",
 )
 COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench."}
 """Tasks that bring commands of their own, a ``typer.Typer`` called ``app`` in the file
@@ -47,7 +48,8 @@ def tasks() -> dict[str, "Task"]:
         _folder(name)
     from .base import TASKS
 
-    return TASKS
+    # whatever was imported first
+    return {name: TASKS[name] for name in FOLDERS} | TASKS
 
 
 def task(name: str) -> "Task":

@@ -47,6 +47,8 @@ class Metric:
     """The best value there is for a configuration, if that is known."""
     useless: float | None = None
     """What a model has that has learned nothing about its data, if that is known."""
+    minor: bool = False
+    """Whether it has no table and no figure of its own, but a column beside other metrics."""
 
     def failed(self, first: float, last: float, config: Mapping[str, Any]) -> bool:
         """Whether a run failed to train, by its value after the first epoch and at the end.
@@ -265,6 +267,11 @@ class Recipe:
     """By metric."""
     note: str = ""
     """A sentence for the captions of tables."""
+    overview: bool = False
+    """Whether tables begin with one that has a column for each metric, where estimators are the
+    rows."""
+    over: str = ""
+    """A metric that figures are drawn over, too, besides steps."""
     against: tuple[str, ...] = ()
     """Keys of estimators that tables, where estimators are the rows, compare all others with."""
     halving: Halving | None = None

@@ -9,17 +9,20 @@ them it comes from.
 import csv
 import gzip
 import hashlib
+import io
 import math
 import os
 import secrets
 import struct
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +36,7 @@ class DataError(ValueError):
 
 
 class IdxFile(NamedTuple):
-    """A gzip file of unsigned bytes in the idx format of MNIST."""
+    """A gzip file of unsigned bytes in the idx format of MNIST, or such an array in an npz file."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,13 +73,20 @@ class DataSet:
     """Addresses of folders, tried in this order."""
     archive: PlainFile | None = None
     """The tar file with all of them, if the sources have them together."""
-    instead: str = ""
-    """What to do for files without a public source."""
 
     def addresses(self, file: File) -> list[str]:
         """Where the public has a file, to be tried in this order."""
         own = [file.address] if isinstance(file, PlainFile) and file.address else []
         return own + [source + file.name for source in self.sources]
+
+    @property
+    def public(self) -> bool:
+        """Whether all of it can be downloaded."""
+        return all(map(self.addresses, self.files))
+
+    def remedy(self, file: File) -> str:
+        """What to do if a file is not there."""
+        return f"run `discretegrad data fetch {self.name}`" if self.addresses(file) else _COPY
 
 
 class Report(NamedTuple):
@@ -108,8 +118,6 @@ _SOURCES = {
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
     "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
-    "listops": (),
-    "nats-bench": (),
 }
 _ARCHIVES = {
     # of which the training images are unpacked, since nothing uses the others
@@ -119,20 +127,15 @@ _ARCHIVES = {
         170_052_171,
     ),
 }
-_INSTEAD = {
-    "listops": "there is no public source of this file, which was drawn anew from the published "
-    "grammar: copy it from a machine that has it",
-    "nats-bench": "there is no public source of this table, a reduction of the files of "
-    "NATS-Bench (Dong et al. 2020): copy it from a machine that has it",
-}
+_COPY = "no public source has it: copy it from a machine that does"
 
 
 def _data_sets() -> Iterator[DataSet]:
     with Path(__file__).with_name("data_sets.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for name, sources in _SOURCES.items():
+    for name in dict.fromkeys(row["data_set"] for row in rows):
         files = tuple(_file(row) for row in rows if row["data_set"] == name)
-        yield DataSet(name, files, sources, _ARCHIVES.get(name), _INSTEAD.get(name, ""))
+        yield DataSet(name, files, _SOURCES.get(name, ()), _ARCHIVES.get(name))
 
 
 def _file(row: dict[str, str]) -> File:
@@ -178,21 +181,35 @@ def require(names: Sequence[str], directory: Path | None = None) -> None:
 
 
 def load_mnist(directory: Path | None = None) -> Images:
-    """The images of MNIST, uint8: train (60000, 784), test (10000, 784).
+    """The images of MNIST, as ``load_images``."""
+    return load_images("mnist", directory)
+
+
+def load_images(name: str, directory: Path | None = None) -> Images:
+    """The images of MNIST or Fashion-MNIST, uint8: train (60000, 784), test (10000, 784).
 
     Args:
+        name: Of the data set.
         directory: The first place to look at, before the environment variable and the cache.
 
     Raises:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
-    data_set = DATA_SETS["mnist"]
+    data_set = _data_set(name)
     train, test = (
         _read(data_set, file, directory).flatten(1)
         for file in data_set.files
         if isinstance(file, IdxFile) and len(file.shape) == 3
     )
     return Images(train, test)
+
+
+def load_drawings(directory: Path | None = None) -> Tensor:
+    """All drawings of Omniglot, uint8 (32460, 784), ink bright; raises as ``load_images``."""
+    data_set = _data_set("omniglot")
+    file = data_set.files[0]
+    assert isinstance(file, IdxFile)
+    return _read(data_set, file, directory).flatten(1)
 
 
 def load_mnist_digits(directory: Path | None = None) -> Tensor:
@@ -237,6 +254,21 @@ def read_file(name: str, file: str, directory: Path | None = None) -> bytes:
     """What is in a file of a data set; raises as ``load_mnist``."""
     data_set = _data_set(name)
     return _whole(data_set, next(x for x in data_set.files if x.name == file), directory)[1]
+
+
+def read_npz(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
+    """The array ``x`` of an npz file as a uint8 tensor; the arguments are those of ``read_idx``."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            array = arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        message = f"expected {name} to be a whole npz file with the array x, got: {error}"
+        raise DataError(message) from error
+    if array.dtype != np.uint8 or array.shape != shape:
+        raise DataError(
+            f"expected {name} to hold {_by(shape)} bytes, got {_by(array.shape)} of {array.dtype}"
+        )
+    return torch.from_numpy(array)
 
 
 def read_idx(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
@@ -310,7 +342,8 @@ def _data_set(name: str) -> DataSet:
 
 def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
     path, content = _whole(data_set, file, directory)
-    return read_idx(content, file.shape, str(path))
+    read = read_npz if path.suffix == ".npz" else read_idx
+    return read(content, file.shape, str(path))
 
 
 def _whole(data_set: DataSet, file: File, directory: Path | None) -> tuple[Path, bytes]:
@@ -320,11 +353,9 @@ def _whole(data_set: DataSet, file: File, directory: Path | None) -> tuple[Path,
         return report.path, content
     searched = ", ".join(map(str, directories(directory)))
     state = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
-    public = data_set.addresses(file)
-    how = f"run `discretegrad data fetch {data_set.name}`" if public else data_set.instead
     raise DataError(
         f"expected {data_set.name}/{file.name} in one of the data directories {searched}, "
-        f"got {state}; {how}, or "
+        f"got {state}; {data_set.remedy(file)}, or "
         f"name the directory that has it in the environment variable {ENVIRONMENT}"
     )
 
@@ -378,7 +409,7 @@ def _unpacked(archive: Path, file: File) -> Path:
 def _fetch_file(data_set: DataSet, file: File, path: Path, progress: Progress | None) -> None:
     addresses = data_set.addresses(file)
     if not addresses:
-        raise DataError(f"expected to download {file.name}, but {data_set.instead} to {path}")
+        raise DataError(f"expected to download {file.name}, but {_COPY} to {path}")
     failures = []
     for address in addresses:
         try:

@@ -6,18 +6,18 @@ taken as one problem, as in the released code: the cosine is that of the gradien
 together, and so are bias and deviation.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import softplus
 
 import discretegrad
 
-from ...stack.layers import Linear
+from ...stack.layers import of_member
 from ...stack.noise import mixed
+from ...stack.precision import full_precision
 from ..base import Metric
 from .config import Vae
 
@@ -52,22 +52,13 @@ def reconstruction(decoder: nn.Module, member: int, images: Tensor) -> Callable[
 
     In the precision of the samples.
     """
-    layers = [_of_member(layer, member) for layer in decoder.children()]
+    decode = of_member(decoder, member)
 
     def f(z: Tensor) -> Tensor:
-        pixels = z.flatten(-2)
-        for layer in layers:
-            pixels = layer(pixels)
+        pixels = decode(z.flatten(-2))
         return (softplus(pixels) - images.to(z.dtype) * pixels).sum(-1)
 
     return f
-
-
-def _of_member(layer: nn.Module, member: int) -> Callable[[Tensor], Tensor]:
-    if not isinstance(layer, Linear):
-        return layer
-    weight, bias = layer.weight[member].detach(), layer.bias[member].detach()
-    return lambda x: linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
 def compare_gradients(run: Vae, point: Point) -> dict[str, float]:
@@ -105,14 +96,3 @@ def compare_gradients(run: Vae, point: Point) -> dict[str, float]:
         name: torch.nan if value is None else value
         for name, value in zip(NAMES, values, strict=True)
     }
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Without TF32, whose rounding would count as bias of what is measured."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ...stack.precision import full_precision
 from ..base import Measures, Metric
 from .config import Vae
-from .gradients import full_precision
 from .model import HIDDEN, PIXELS, VaeModel
 
 SAMPLES = 1000

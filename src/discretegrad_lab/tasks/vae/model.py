@@ -28,6 +28,8 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
 from ..data import Images, load_mnist
+from ..pixels import binary_copy
+from ..pixels import grey as _grey
 from .config import Vae
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients, reconstruction
 
@@ -339,19 +341,5 @@ def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return encoder, encoder[::-1]
 
 
-def binary_copy(images: Tensor) -> Tensor:
-    """Images of pixels that are 0 or 255, each drawn once with its grey value as the probability.
-
-    The same images give the same copy, on every device.
-    """
-    generator = torch.Generator().manual_seed(0)
-    uniform = torch.rand(images.shape, generator=generator).to(images.device)
-    return torch.where(uniform < _grey(images), 255, 0).to(images.dtype)
-
-
 def _take(images: Tensor, index: Tensor) -> Tensor:
     return _grey(images.index_select(0, index))
-
-
-def _grey(images: Tensor) -> Tensor:
-    return images.float() / 255
