@@ -1,0 +1,310 @@
+r"""A Gumbel Tree-LSTM that composes every pair of neighbours once.
+
+A sentence of n nodes has n - 1 pairs of neighbours. Each is composed and scored; one pair is chosen
+and its composition takes the place of both; so on, until one node is left. A choice z (one-hot)
+moves every node of the new sentence,
+
+$$s'_j = z_j\, p_j + \big(1 - \sum_{i \le j} z_i\big)\, s_j + \big(\sum_{i < j} z_i\big)\, s_{j+1} ,$$
+
+where s are the nodes and p the compositions. With G the gradient at s', an estimator is given
+
+$$\frac{\partial L}{\partial z_i} = G_i \cdot (p_i - s_{i+1}) + \sum_{j \ge i} G_j \cdot (s_{j+1} - s_j) ,$$
+
+two inner products for each pair. It needs G at every node of s', chosen or not, with all that later
+scores add to it.
+
+The plain way composes all pairs anew after every merge. But a merge changes two pairs only, so the
+others are kept: a sentence of length L needs at most L - 1 + 2 (L - 2) compositions.
+
+Backward, a pair that is not chosen gets a gradient through its score alone. The score's gradient at
+the two nodes of the pair is the same at every step at which they are neighbours: a vector w of the
+pair, which one product of matrices gives for all pairs of the parse. What a step adds to G is then
+its gradient at the score times w, and only the chosen pair goes back through the weights, at its
+step. The gradient of the weights is one product at the end: of each pair its scores' gradients
+summed, and what came from being chosen.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .cells import Block, Composer, compose, pull_back, slopes
+
+Choose = Callable[[Tensor], Tensor]
+"""From scores, (members, batch, pairs), -inf where there is no pair, to one-hot choices."""
+
+
+class Parse(NamedTuple):
+    """What became of a batch of sentences."""
+
+    root: Tensor
+    """The hidden state of the last node, (members, batch, hidden)."""
+    merges: Tensor
+    """Which pair was merged at each step, counted from the left among those of the step,
+    (members, batch, longest - 1); -1 at steps after the sentence was one node."""
+
+
+class _Step(NamedTuple):
+    """What the backward pass of a merge needs to know: small tensors of whole numbers."""
+
+    nodes: Tensor
+    """The nodes before it, as rows of the chart, (members, batch, width)."""
+    pairs: Tensor
+    """Likewise the compositions of neighbours, (members, batch, width - 1)."""
+    chosen: Tensor
+    """The place of the chosen pair, (members, batch); ``width`` where there is nothing to do."""
+
+
+class _Chart:
+    """All nodes of a batch of sentences while they are parsed: the leaves, then compositions.
+
+    A node is a row of the chart. A merge copies no states, only the numbers of rows.
+    """
+
+    def __init__(self, leaves: Tensor, composer: Composer) -> None:
+        members, batch, length, width = leaves.shape
+        self.composer = composer
+        self._learns = torch.is_grad_enabled()
+        self._length, self._size = length, width // 2
+        rows = length + length - 1 + 2 * max(length - 2, 0)
+        self._states = leaves.new_empty(members, batch, rows, width)
+        self._states[:, :, :length] = leaves
+        self._used = length
+        counts = torch.arange(members * batch, device=leaves.device) * rows
+        self._first = counts.view(members, batch, 1)
+        self._blocks: list[Block] = []
+        self.steps: list[_Step] = []
+        numbers = torch.arange(rows, device=leaves.device)
+        self.nodes = (self._first + numbers[:length]).contiguous()
+        self.pairs = (self._first + numbers[length : 2 * length - 1]).contiguous()
+        self.scores = self._add(leaves[:, :, :-1], leaves[:, :, 1:])
+
+    def _add(self, left: Tensor, right: Tensor) -> Tensor:
+        """Compose pairs into the next rows; their scores."""
+        state, block = compose(self.composer, left, right)
+        end = self._used + state.shape[2]
+        self._states[:, :, self._used : end] = state
+        self._used = end
+        if self._learns:
+            self._blocks.append(block)
+        return torch.einsum("mbph,mh->mbp", state[..., : self._size], self.composer.scaled_query)
+
+    def _take(self, rows: Tensor) -> Tensor:
+        """States by their rows, (members, batch, rows, 2 hidden)."""
+        flat = self._states.view(-1, 2 * self._size).index_select(0, rows.flatten())
+        return flat.view(*rows.shape, -1)
+
+    def merge(self, chosen: Tensor) -> None:
+        """Put compositions in the place of their nodes, and compose the new neighbours.
+
+        Args:
+            chosen: The place of a pair, (members, batch); beyond the last one to leave all as it
+                is.
+        """
+        nodes, pairs = self.nodes, self.pairs
+        self.steps.append(_Step(nodes, pairs, chosen))
+        last = pairs.shape[-1] - 1
+        place = torch.arange(last + 1, device=nodes.device)
+        at = chosen.unsqueeze(-1)
+        inside = at.clamp(max=last)
+        parent = pairs.gather(-1, inside)
+        moved = place + (place > at)
+        self.nodes = torch.where(place == at, parent, nodes.gather(-1, moved))
+        if not last:
+            return
+        sides = [self.nodes.gather(-1, (inside - 1).clamp(min=0)), parent]
+        sides.append(self.nodes.gather(-1, (inside + 1).clamp(max=last)))
+        around = self._take(torch.cat(sides, -1))
+        new = self._first + self._used
+        left, right = self._add(around[:, :, :2], around[:, :, 1:]).split(1, -1)
+        place, moved = place[:-1], moved[..., :-1]
+        is_left, is_right = place == at - 1, place == at
+        self.pairs = torch.where(is_left, new, torch.where(is_right, new + 1, pairs.gather(-1, moved)))
+        kept = torch.where(is_right, right, self.scores.gather(-1, moved))
+        self.scores = torch.where(is_left, left, kept)
+
+    def root(self) -> Tensor:
+        """The hidden state of the first node."""
+        return self._take(self.nodes[..., :1]).squeeze(2)[..., : self._size]
+
+    # from here: backward, in the opposite order
+
+    def begin_backward(self, g: Tensor) -> None:
+        """Start from the gradient at the root."""
+        if not self._blocks:
+            raise RuntimeError(
+                "expected one backward pass through a parse, got another; parse again before it"
+            )
+        block = Block(*(torch.cat(parts, 2) for parts in zip(*self._blocks, strict=True)))
+        self._blocks, self._hidden = [], block.hidden
+        self._slopes = slopes(block)
+        query = self.composer.scaled_query.unsqueeze(1).unsqueeze(1)
+        members, batch, count, _ = block.hidden.shape
+        self._score_gates, cells = pull_back(self._slopes, query)
+        at_hidden = torch.bmm(self._score_gates.view(members, batch * count, -1), self.composer.weight)
+        # (members, batch, compositions, side, 2 hidden): w
+        at_hidden = at_hidden.view(members, batch, count, 2, self._size)
+        self._directions = torch.cat([at_hidden, cells], -1)
+        self._pulls = g.new_zeros(members, batch, count)
+        self._chosen_gates: list[Tensor] = []
+        self._g = torch.cat([g, torch.zeros_like(g)], -1).unsqueeze(2)
+        self._step = len(self.steps)
+
+    def _compositions(self, rows: Tensor) -> Tensor:
+        """Rows as numbers of compositions of their sentence."""
+        return rows - self._first - self._length
+
+    def _add_scores(self, g: Tensor, pairs: Tensor) -> None:
+        """What the scores of the pairs add to the gradient at the nodes."""
+        count = self._pulls.shape[-1]
+        numbers = self._compositions(pairs)
+        self._pulls.scatter_add_(-1, numbers, g)
+        sentences = torch.arange(len(self._first.flatten()), device=g.device) * count
+        flat = numbers + sentences.view_as(self._first)
+        w = self._directions.view(-1, 4 * self._size).index_select(0, flat.flatten())
+        left, right = (w.view(*g.shape, -1) * g.unsqueeze(-1)).chunk(2, -1)
+        self._g[:, :, :-1] += left
+        self._g[:, :, 1:] += right
+
+    def undo_merge(self, g_scores: Tensor | None, wants_choice: bool) -> Tensor | None:
+        """Go back over the last merge; the gradient at its choice, if it is wanted."""
+        self._step -= 1
+        step = self.steps[self._step]
+        if g_scores is not None:
+            self._add_scores(g_scores, self.steps[self._step + 1].pairs)
+        g, last = self._g, step.pairs.shape[-1] - 1
+        at = step.chosen.unsqueeze(-1)
+        for_choice = None
+        if wants_choice:
+            nodes = self._take(step.nodes)
+            right = nodes[:, :, 1:]
+            moved = (g * (right - nodes[:, :, :-1])).sum(-1)
+            # the sum from each place to the end
+            moved = moved.flip(-1).cumsum(-1).flip(-1)
+            for_choice = (g * (self._take(step.pairs) - right)).sum(-1) + moved
+            for_choice = for_choice.masked_fill(at > last, 0)
+        inside = at.clamp(max=last)
+        merged = inside.unsqueeze(-1)
+        chosen = self._compositions(step.pairs.gather(-1, inside))
+        slope = self._slopes.take_along_dim(chosen.unsqueeze(-1).unsqueeze(-1), 2).squeeze(2)
+        at_parent = g.take_along_dim(merged, 2).squeeze(2).masked_fill(at > last, 0)
+        gates, cells = pull_back(slope, at_parent[..., : self._size], at_parent[..., self._size :])
+        self._chosen_gates.append(gates.flatten(-2))
+        hidden = torch.bmm(self._chosen_gates[-1], self.composer.weight)
+        children = torch.cat([hidden.unflatten(-1, (2, self._size)), cells], -1)
+        # behind the pair all nodes move one place to the right
+        place = torch.arange(last + 2, device=g.device)
+        source = (place - (place > at).long()).clamp(max=last)
+        before = g.take_along_dim(source.unsqueeze(-1), 2)
+        none = (place == last + 1) & (at > last)
+        before = before.masked_fill(none.unsqueeze(-1), 0)
+        is_left, is_right = (place == at).unsqueeze(-1), (place == at + 1).unsqueeze(-1)
+        before = torch.where(is_left, children[:, :, :1], before)
+        self._g = torch.where(is_right, children[:, :, 1:], before)
+        return for_choice
+
+    def end_backward(self, g_scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of the leaves, and of the composer's weight, bias and query."""
+        members = len(g_scores)
+        if self.steps:
+            self._add_scores(g_scores, self.steps[0].pairs)
+        gates = self._score_gates.flatten(-2) * self._pulls.unsqueeze(-1)
+        if self.steps:
+            rows = [step.pairs.gather(-1, _inside(step)) for step in self.steps]
+            chosen = self._compositions(torch.cat(rows[::-1], -1)).unsqueeze(-1)
+            gates.scatter_add_(
+                2, chosen.expand(-1, -1, -1, gates.shape[-1]), torch.stack(self._chosen_gates, 2)
+            )
+        gates = gates.view(members, -1, gates.shape[-1])
+        for_weight = torch.bmm(gates.mT, self._hidden.view(members, -1, 2 * self._size))
+        composed = self._states[:, :, self._length :, : self._size]
+        for_query = torch.einsum("mbp,mbph->mh", self._pulls, composed) / self._size**0.5
+        return self._g, for_weight, gates.sum(1), for_query
+
+
+def _inside(step: _Step) -> Tensor:
+    """The chosen place, or the last one where there is none."""
+    return step.chosen.unsqueeze(-1).clamp(max=step.pairs.shape[-1] - 1)
+
+
+# The chart holds the gradients on their way back. What torch sees is a chain of functions that hand
+# on a number, so that it goes back over the merges in the right order.
+
+
+class _Begin(torch.autograd.Function):
+    apply: Callable[..., Any]
+
+    @staticmethod
+    def forward(ctx: Any, chart: _Chart, leaves: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.chart = chart
+        return chart.scores.clone(), leaves.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, g_scores: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.chart.end_backward(g_scores)
+
+
+class _Merge(torch.autograd.Function):
+    apply: Callable[..., Any]
+
+    @staticmethod
+    def forward(ctx: Any, link: Tensor, choice: Tensor, chart: _Chart, at: Tensor) -> Any:
+        ctx.chart, ctx.scored = chart, choice.shape[-1] > 1
+        chart.merge(at)
+        return link.clone(), chart.scores.clone() if ctx.scored else link.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, g_link: Tensor, g_scores: Tensor) -> tuple[Tensor | None, ...]:
+        scores = g_scores if ctx.scored else None
+        return g_link, ctx.chart.undo_merge(scores, ctx.needs_input_grad[1]), None, None
+
+
+class _End(torch.autograd.Function):
+    apply: Callable[..., Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, link: Tensor, chart: _Chart) -> Tensor:
+        ctx.chart = chart
+        return chart.root()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        ctx.chart.begin_backward(g)
+        return g.new_zeros(()), None
+
+
+def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose) -> Parse:
+    """Merge neighbours until each sentence is one node.
+
+    Args:
+        leaves: The states of the words, (members, batch, longest, 2 hidden); those after the end of
+            a sentence do not matter, but must be finite.
+        lengths: (members, batch), from 1 to ``longest``.
+        composer: How to compose and to score.
+        choose: Which pair to merge at a step. The gradient of what it returns is that of the
+            choice. It is asked as long as any sentence could have two pairs; where a sentence has
+            none left, it is shown one, whose choice does not matter.
+    """
+    longest = leaves.shape[2]
+    if longest == 1:
+        root = leaves[:, :, 0, : leaves.shape[-1] // 2]
+        return Parse(root, lengths.new_empty(*lengths.shape, 0))
+    chart = _Chart(leaves.detach(), Composer(*(x.detach() for x in composer)))
+    scores, link = _Begin.apply(chart, leaves, *composer)
+    place = torch.arange(longest - 1, device=leaves.device)
+    merges = []
+    for step in range(longest - 1):
+        width = longest - step
+        left = (lengths - step - 1).unsqueeze(-1)
+        if width > 2:
+            possible = place[: width - 1] < left.clamp(min=1)
+            choice = choose(scores.masked_fill(~possible, -torch.inf))
+        else:
+            choice = torch.ones_like(scores)
+        at = choice.detach().argmax(-1)
+        is_over = left.squeeze(-1) < 1
+        merges.append(torch.where(is_over, -1, at))
+        link, scores = _Merge.apply(link, choice, chart, torch.where(is_over, width, at))
+    return Parse(_End.apply(link, chart), torch.stack(merges, -1))
