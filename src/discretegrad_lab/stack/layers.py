@@ -52,12 +52,17 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all members."""
-        return _Linear.apply(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """The sizes."""
         members, outputs, inputs = self.weight.shape
         return f"members={members}, in_features={inputs}, out_features={outputs}"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x @ weight.mT + bias`` for each member, (members, batch, outputs)."""
+    return _Linear.apply(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):

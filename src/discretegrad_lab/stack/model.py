@@ -29,6 +29,9 @@ class Group:
     """The largest norm of a member's gradient of the whole group; None for no limit."""
     loss: str = ""
     """Which of ``Model.loss_names`` it minimises; the first one by default."""
+    rate_factors: Tensor | None = None
+    """What the model multiplies the learning rates by while it trains, float64; see ``Plateau``.
+    It belongs to the buffers of the model."""
 
     @classmethod
     def of_runs(

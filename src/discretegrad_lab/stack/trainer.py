@@ -70,6 +70,7 @@ class Stack:
                 schedules=[schedule.factors(updates) for schedule in group.schedules]
                 if any(schedule.kind != "constant" for schedule in group.schedules)
                 else None,
+                rate_factors=group.rate_factors,
                 clip_norms=group.clip_norms,
             )
             for name, group in self.model.groups.items()
