@@ -28,12 +28,12 @@ from .parse import Parse, parse
 
 FACTOR = 0.5
 """Of the learning rate, when the validation has not become better for long."""
+TOKENS = 8192
+"""The most of a part of the validation or the test, for each member."""
 SEED = 0
 """Of generated expressions, which are the same for all runs."""
 # expressions of a validation and of a test, for so many to train on
 _VALID, _TEST = 10, 5
-# of a part of the validation or the test, for each member
-_TOKENS = 8192
 # the streams of random numbers besides the one of the samples
 _ORDER, _DROPS = 1, 2
 # what is kept of the validation that was best
@@ -72,7 +72,7 @@ class ParsingModel(Model):
         )
         self._is_short = self._test.lengths < LIMIT
         self._parts = {
-            part: chunks(examples.lengths, _TOKENS)
+            part: chunks(examples.lengths, TOKENS)
             for part, examples in (("valid", expressions.valid), ("test", expressions.long_test))
         }
         self._order = Order(self._train.lengths, run.batch, WIDTHS)
@@ -193,7 +193,7 @@ class ParsingModel(Model):
         count, longest = examples.tokens.shape
         merges = torch.full((self._members, count, max(longest - 1, 0)), -1, device=device)
         values = torch.zeros(self._members, count, dtype=torch.int64, device=device)
-        for width, index in chunks(examples.lengths.cpu(), _TOKENS):
+        for width, index in chunks(examples.lengths.cpu(), TOKENS):
             index = index.to(device)
             parsed, logits = self._greedy(take(on_device, index.expand(self._members, -1), width))
             merges[:, index, : width - 1] = parsed.merges

@@ -19,7 +19,8 @@ from torch.nn.functional import one_hot
 from discretegrad._score import others_mean
 
 from .config import Parsing
-from .model import ParsingModel, costs
+from .data import WIDTHS
+from .model import TOKENS, ParsingModel, costs
 from .parse import Parse, parse
 
 
@@ -84,3 +85,19 @@ def make_model(
     """The stacked model of runs that can be members of one stack."""
     kind = ScoredParsing if runs[0].line.kind == "score" else ParsingModel
     return kind(runs, device, data)
+
+
+def memory(run: Parsing) -> int:
+    """An upper guess of the device memory that one more member takes."""
+    size, words = run.hidden, run.embedding
+    weights = 4 * size * (words + size + 2) + 5 * size * (2 * size + 1) + size * (size + 16)
+    # parameters, gradients, two moments, and what the update of a large one takes meanwhile
+    model = 4 * 5 * weights
+    # of a word: at most three compositions with what their gradients need, the LSTM, the embedding;
+    # every width has a graph, which keeps its memory
+    of_word = 3 * 45 * size + 40 * size + 6 * words
+    widths = sum(width for width in WIDTHS if width <= run.longest or width == WIDTHS[0])
+    steps = 4 * run.batch * run.samples * widths * of_word
+    # without gradients
+    test = 4 * TOKENS * (24 * size + 4 * words)
+    return model + steps + test + 64 * run.train_examples
