@@ -60,14 +60,33 @@ class IdxFile(NamedTuple):
         return plain + plain // 100 + 1024
 
 
+class PlainFile(NamedTuple):
+    """A file that a task reads in its own way."""
+
+    name: str
+    most_bytes: int
+    """All that it has."""
+    sha256: str
+    address: str = ""
+    """Where the public has it, maybe under another name; empty if it has not."""
+
+
+DataFile = IdxFile | PlainFile
+
+
 @dataclass(frozen=True)
 class DataSet:
     """What a folder of the data directory holds, and where the public has it from."""
 
     name: str
-    files: tuple[IdxFile, ...]
-    sources: tuple[str, ...]
-    """Addresses of folders, tried in this order."""
+    files: tuple[DataFile, ...]
+    sources: tuple[str, ...] = ()
+    """Addresses of folders with all files, tried in this order."""
+
+    def addresses(self, file: DataFile) -> list[str]:
+        """Where the public has a file."""
+        own = [file.address] if isinstance(file, PlainFile) and file.address else []
+        return own + [source + file.name for source in self.sources]
 
 
 class Report(NamedTuple):
@@ -104,13 +123,15 @@ _SOURCES = {
 def _data_sets() -> Iterator[DataSet]:
     with Path(__file__).with_name("data_sets.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for name, sources in _SOURCES.items():
-        files = (
-            IdxFile(row["file"], tuple(map(int, row["shape"].split())), row["sha256"])
-            for row in rows
-            if row["data_set"] == name
-        )
-        yield DataSet(name, tuple(files), sources)
+    for name in dict.fromkeys(row["data_set"] for row in rows):
+        files = (_file(row) for row in rows if row["data_set"] == name)
+        yield DataSet(name, tuple(files), _SOURCES.get(name, ()))
+
+
+def _file(row: dict[str, str]) -> DataFile:
+    if row["shape"]:
+        return IdxFile(row["file"], tuple(map(int, row["shape"].split())), row["sha256"])
+    return PlainFile(row["file"], int(row["bytes"]), row["sha256"], row["address"])
 
 
 DATA_SETS = {data_set.name: data_set for data_set in _data_sets()}
@@ -158,18 +179,20 @@ def load_mnist(directory: Path | None = None) -> Images:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
     data_set = DATA_SETS["mnist"]
-    train, test = (
-        _read(data_set, file, directory).flatten(1)
-        for file in data_set.files
-        if len(file.shape) == 3
-    )
+    train, test = (_read(data_set, file, directory).flatten(1) for file in _idx_files(data_set, 3))
     return Images(train, test)
 
 
 def load_mnist_digits(directory: Path | None = None) -> Tensor:
     """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
     data_set = DATA_SETS["mnist"]
-    return _read(data_set, next(x for x in data_set.files if len(x.shape) == 1), directory)
+    return _read(data_set, _idx_files(data_set, 1)[0], directory)
+
+
+def read_file(name: str, file_name: str, directory: Path | None = None) -> tuple[Path, bytes]:
+    """Where a file of a data set is, and its content; raises as ``load_mnist``."""
+    data_set = _data_set(name)
+    return _whole(data_set, next(x for x in data_set.files if x.name == file_name), directory)
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:
@@ -237,7 +260,11 @@ def _by(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _state(path: Path, file: IdxFile) -> tuple[Literal["ok", "missing", "damaged"], str, bytes]:
+def _idx_files(data_set: DataSet, axes: int) -> list[IdxFile]:
+    return [x for x in data_set.files if isinstance(x, IdxFile) and len(x.shape) == axes]
+
+
+def _state(path: Path, file: DataFile) -> tuple[Literal["ok", "missing", "damaged"], str, bytes]:
     """The state of a file, why it is damaged, and its content."""
     try:
         content = path.read_bytes()
@@ -251,7 +278,7 @@ def _state(path: Path, file: IdxFile) -> tuple[Literal["ok", "missing", "damaged
     return "ok", "", content
 
 
-def _search(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Report, bytes]:
+def _search(data_set: DataSet, file: DataFile, directory: Path | None) -> tuple[Report, bytes]:
     """The first place with the file whole, else the first one with it damaged; its content."""
     report = Report(data_set.name, file.name, "missing", None)
     for place in directories(directory):
@@ -275,17 +302,19 @@ def _read(data_set: DataSet, file: IdxFile, directory: Path | None) -> Tensor:
     return read_idx(content, file.shape, str(path))
 
 
-def _whole(data_set: DataSet, file: IdxFile, directory: Path | None) -> tuple[Path, bytes]:
+def _whole(data_set: DataSet, file: DataFile, directory: Path | None) -> tuple[Path, bytes]:
     """Where a file is and what is in it, if it is whole."""
     report, content = _search(data_set, file, directory)
     if report.state == "ok" and report.path is not None:
         return report.path, content
     searched = ", ".join(map(str, directories(directory)))
     state = "none" if report.path is None else f"{report.path}, which is damaged ({report.reason})"
+    public = data_set.addresses(file)
+    how = f"run `discretegrad data fetch {data_set.name}`, or" if public else "it is not public:"
     raise DataError(
         f"expected {data_set.name}/{file.name} in one of the data directories {searched}, "
-        f"got {state}; run `discretegrad data fetch {data_set.name}`, or name the directory that "
-        f"has it in the environment variable {ENVIRONMENT}"
+        f"got {state}; {how} name the directory that has it in the environment variable "
+        f"{ENVIRONMENT}"
     )
 
 
@@ -293,15 +322,15 @@ class _SourceFailed(Exception):
     """One source does not give the file; another one may."""
 
 
-def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress | None) -> None:
+def _fetch_file(data_set: DataSet, file: DataFile, path: Path, progress: Progress | None) -> None:
     failures = []
-    for source in data_set.sources:
+    for address in data_set.addresses(file):
         try:
-            with _open(source + file.name) as response:
+            with _open(address) as response:
                 _receive(response, file, path, progress)
             return
         except _SourceFailed as failure:
-            failures.append(f"{source + file.name}: {failure}")
+            failures.append(f"{address}: {failure}")
         except OSError as error:
             raise DataError(
                 f"expected to write {path}, got: {error.strerror or error}; make room and see that "
@@ -309,7 +338,8 @@ def _fetch_file(data_set: DataSet, file: IdxFile, path: Path, progress: Progress
             ) from error
     raise DataError(
         f"expected to download {data_set.name}/{file.name}, but no source gave it "
-        f"({'; '.join(failures)}); try again with a network, or copy the file to {path}"
+        f"({'; '.join(failures) or 'the public has none'}); "
+        f"{'try again with a network, or ' if failures else ''}copy the file to {path}"
     )
 
 
@@ -366,13 +396,13 @@ def _of_source() -> Iterator[None]:
         raise _SourceFailed(reason) from error
 
 
-def _check_size(file: IdxFile, size: int) -> None:
+def _check_size(file: DataFile, size: int) -> None:
     if size > file.most_bytes:
         raise _SourceFailed(f"{size} bytes or more, expected {file.most_bytes} at most")
 
 
 def _receive(
-    response: http.client.HTTPResponse, file: IdxFile, path: Path, progress: Progress | None
+    response: http.client.HTTPResponse, file: DataFile, path: Path, progress: Progress | None
 ) -> None:
     """Put what comes at the path if it is what it should be; otherwise leave nothing."""
     length = response.headers.get("Content-Length", "")
