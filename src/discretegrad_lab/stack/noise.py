@@ -44,11 +44,6 @@ class Noise:
         self._step = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     @property
-    def members(self) -> int:
-        """How many there are."""
-        return len(self._seeds)
-
-    @property
     def counter(self) -> Tensor:
         """What a step advances, on a GPU."""
         return self._step

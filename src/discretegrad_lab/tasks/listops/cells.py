@@ -1,10 +1,11 @@
 """The two cells of a Tree-LSTM for stacks, with gradients that are written out.
 
-States are (..., 2 hidden): the hidden state h, then the cell state c. Torch would compute a gradient
-of the weights at every position of a sentence and add it to the others; here there is one matrix
-product for all positions.
+States are (..., 2 hidden): the hidden state h, then the cell state c. Torch would compute a
+gradient of the weights at every position of a sentence and add it to the others; here there is one
+product of matrices for all positions.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Composer(NamedTuple):
     @property
     def scaled_query(self) -> Tensor:
         """What a hidden state is multiplied with to get its score."""
-        return self.query / self.query.shape[-1] ** 0.5
+        return self.query / math.sqrt(self.query.shape[-1])
 
 
 class Block(NamedTuple):

@@ -18,11 +18,17 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.plateau import Plateau
 from ...stack.sampler import Sampler
-from .batches import Batch, Order, chunks, take
+from .batches import Batch, chunks, order, take
 from .config import Parsing
 from .data import (
-    CLASSES, LIMIT, VOCABULARY, WIDTHS, Examples, ListOps, generate_listops, load_listops,
-)  # fmt: skip
+    CLASSES,
+    LIMIT,
+    VOCABULARY,
+    Examples,
+    ListOps,
+    generate_listops,
+    load_listops,
+)
 from .network import Network
 from .parse import Parse, parse
 
@@ -34,8 +40,8 @@ SEED = 0
 """Of generated expressions, which are the same for all runs."""
 # expressions of a validation and of a test, for so many to train on
 _VALID, _TEST = 10, 5
-# the streams of random numbers besides the one of the samples
-_ORDER, _DROPS = 1, 2
+# the stream of random numbers besides the one of the samples; 1 is that of the order
+_DROPS = 2
 # what is kept of the validation that was best
 _BEST = ("best_valid_accuracy", "best_test_accuracy", "best_full_accuracy")
 
@@ -64,8 +70,8 @@ class ParsingModel(Model):
         super().__init__()
         run, members = runs[0], len(runs)
         seeds = [member.seed for member in runs]
-        self._noise, self._drop_noise, self._aside = (Noise(seeds, device) for _ in range(3))
-        self._members, self._dropout = members, run.dropout
+        self._noise, self._drop_noise = Noise(seeds, device), Noise(seeds, device)
+        self._seeds, self._members, self._dropout = seeds, members, run.dropout
         expressions = expressions_of(run, data) if expressions is None else expressions
         self._train, self._valid, _, self._test = (
             Examples(*(x.to(device) for x in part)) for part in expressions
@@ -75,15 +81,18 @@ class ParsingModel(Model):
             part: chunks(examples.lengths, TOKENS)
             for part, examples in (("valid", expressions.valid), ("test", expressions.long_test))
         }
-        self._order = Order(self._train.lengths, run.batch, WIDTHS)
-        self.steps_per_epoch = self._order.steps
+        self._lengths, self._batch_size = expressions.train.lengths, run.batch
+        self.steps_per_epoch = len(self._lengths) // run.batch
+        if len(self._lengths) != run.train_examples:
+            raise ValueError(
+                f"expected {run.train_examples} expressions to train on, got {len(self._lengths)}"
+            )
         self.network = Network(runs, len(VOCABULARY), CLASSES, device)
         self._plateau = Plateau([member.patience for member in runs], FACTOR, device)
         group = Group.of_runs(self.network.parameters, runs)
         self.groups["model"] = replace(group, rate_factors=self._plateau.rate_factors)
         self.buffers = self._plateau.buffers | {
-            name: torch.full((members,), -1.0, dtype=torch.float64, device=device)
-            for name in _BEST
+            name: torch.full((members,), -1.0, dtype=torch.float64, device=device) for name in _BEST
         }
         self._make_sampler(runs)
         self._widths: list[int] = []
@@ -96,8 +105,8 @@ class ParsingModel(Model):
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the expressions in a new order, and start the random numbers."""
-        self._aside.begin(epoch, _ORDER)
-        self._widths, self._chosen = self._order.epoch(epoch, self._aside)
+        self._widths, chosen = order(self._lengths, self._batch_size, self._seeds, epoch)
+        self._chosen = chosen.to(self._train.tokens.device)
         self._noise.begin(epoch)
         self._drop_noise.begin(epoch, _DROPS)
 

@@ -62,9 +62,7 @@ class Network:
         return linear(drop(x), p["values.weight"], p["values.bias"])
 
 
-def _start(
-    run: Parsing, words: int, classes: int, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _start(run: Parsing, words: int, classes: int, generator: torch.Generator) -> dict[str, Tensor]:
     """The parameters of one member, on the CPU."""
     embedding, size = run.embedding, run.hidden
 

@@ -4,14 +4,16 @@ A sentence of n nodes has n - 1 pairs of neighbours. Each is composed and scored
 and its composition takes the place of both; so on, until one node is left. A choice z (one-hot)
 moves every node of the new sentence,
 
-$$s'_j = z_j\, p_j + \big(1 - \sum_{i \le j} z_i\big)\, s_j + \big(\sum_{i < j} z_i\big)\, s_{j+1} ,$$
+$$s'_j = z_j\, p_j + \big(1 - \sum_{i \le j} z_i\big)\, s_j
++ \big(\sum_{i < j} z_i\big)\, s_{j+1} ,$$
 
 where s are the nodes and p the compositions. With G the gradient at s', an estimator is given
 
-$$\frac{\partial L}{\partial z_i} = G_i \cdot (p_i - s_{i+1}) + \sum_{j \ge i} G_j \cdot (s_{j+1} - s_j) ,$$
+$$\frac{\partial L}{\partial z_i} = G_i \cdot (p_i - s_{i+1})
++ \sum_{j \ge i} G_j \cdot (s_{j+1} - s_j) ,$$
 
-two inner products for each pair. It needs G at every node of s', chosen or not, with all that later
-scores add to it.
+two inner products for each pair. It needs G at every node of s', with all that later scores add to
+it, whether they are chosen or not.
 
 The plain way composes all pairs anew after every merge. But a merge changes two pairs only, so the
 others are kept: a sentence of length L needs at most L - 1 + 2 (L - 2) compositions.
@@ -121,7 +123,9 @@ class _Chart:
         left, right = self._add(around[:, :, :2], around[:, :, 1:]).split(1, -1)
         place, moved = place[:-1], moved[..., :-1]
         is_left, is_right = place == at - 1, place == at
-        self.pairs = torch.where(is_left, new, torch.where(is_right, new + 1, pairs.gather(-1, moved)))
+        self.pairs = torch.where(
+            is_left, new, torch.where(is_right, new + 1, pairs.gather(-1, moved))
+        )
         kept = torch.where(is_right, right, self.scores.gather(-1, moved))
         self.scores = torch.where(is_left, left, kept)
 
@@ -143,7 +147,9 @@ class _Chart:
         query = self.composer.scaled_query.unsqueeze(1).unsqueeze(1)
         members, batch, count, _ = block.hidden.shape
         self._score_gates, cells = pull_back(self._slopes, query)
-        at_hidden = torch.bmm(self._score_gates.view(members, batch * count, -1), self.composer.weight)
+        at_hidden = torch.bmm(
+            self._score_gates.view(members, batch * count, -1), self.composer.weight
+        )
         # (members, batch, compositions, side, 2 hidden): w
         at_hidden = at_hidden.view(members, batch, count, 2, self._size)
         self._directions = torch.cat([at_hidden, cells], -1)

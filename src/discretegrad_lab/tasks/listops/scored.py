@@ -63,7 +63,8 @@ class ScoredParsing(ParsingModel):
         """Dropout, the same for all parses of an expression."""
         parts = x.unflatten(1, (-1, self._samples))
         stays = self._drop(torch.ones_like(parts[:, :, 0]))
-        return (parts * stays.unsqueeze(2)).flatten(1, 2)
+        dropped: Tensor = (parts * stays.unsqueeze(2)).flatten(1, 2)
+        return dropped
 
 
 def scored(losses: Tensor, log_probs: Tensor) -> Tensor:
