@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
@@ -29,7 +29,7 @@ from .data import (
     generate_listops,
     load_listops,
 )
-from .network import Network
+from .network import Network, marked
 from .parse import Parse, parse
 
 FACTOR = 0.5
@@ -212,7 +212,7 @@ class ParsingModel(Model):
 
 def greatest(scores: Tensor) -> Tensor:
     """The pair of the greatest score, one-hot."""
-    return one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return marked(scores.argmax(-1), scores.shape[-1], scores.dtype)
 
 
 def costs(logits: Tensor, labels: Tensor) -> Tensor:

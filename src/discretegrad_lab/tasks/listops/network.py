@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from ...stack.layers import generators, linear
 from .cells import Composer, leaf_lstm
@@ -13,6 +12,11 @@ from .config import Parsing
 
 Drop = Callable[[Tensor], Tensor]
 """Sets elements to zero and enlarges the others, or gives back what it gets."""
+
+
+def marked(index: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """One-hot; unlike that of torch it never looks at values, so a CUDA graph can hold it."""
+    return (index.unsqueeze(-1) == torch.arange(count, device=index.device)).to(dtype)
 
 
 class Network:
@@ -40,11 +44,10 @@ class Network:
         """The states of words, (members, batch, length, 2 hidden)."""
         p = self.parameters
         members, batch, length = tokens.shape
-        # there are few different words: a product is faster than a scattered sum, and always the
-        # same
         table = p["embedding"]
-        chosen = one_hot(tokens.view(members, -1), self.words).to(table.dtype)
-        x = drop(torch.bmm(chosen, table))
+        # of few different words: the gradient of a product is faster than that of an index, and
+        # always the same
+        x = drop(torch.bmm(marked(tokens.view(members, -1), self.words, table.dtype), table))
         bias = p["leaf.bias_ih"] + p["leaf.bias_hh"]
         projected = linear(x, p["leaf.weight_ih"], bias)
         return leaf_lstm(projected.view(members, batch, length, -1), p["leaf.weight_hh"])

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from discretegrad._score import others_mean
 
 from .config import Parsing
 from .data import WIDTHS
 from .model import TOKENS, ParsingModel, costs
+from .network import marked
 from .parse import Parse, parse
 
 
@@ -54,7 +54,7 @@ class ScoredParsing(ParsingModel):
             self._noise.next_step()
             chosen = scores.log_softmax(-1).gather(-1, index.unsqueeze(-1))
             log_probs.append(chosen.squeeze(-1))
-            return one_hot(index, scores.shape[-1]).to(scores.dtype)
+            return marked(index, scores.shape[-1], scores.dtype)
 
         parsed = parse(leaves, lengths, self.network.composer, choose)
         return parsed, torch.stack(log_probs).sum(0)
