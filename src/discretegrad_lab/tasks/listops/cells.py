@@ -34,31 +34,46 @@ class Block(NamedTuple):
 
     hidden: Tensor
     """The hidden states of the left and the right node, (..., 2 hidden)."""
-    cells: Tensor
-    """Their cell states, (..., 2, hidden)."""
+    left: Tensor
+    """The cell state of the left node, (..., hidden)."""
+    right: Tensor
+    """That of the right node."""
     gates: Tensor
     """After their activations, (..., 5, hidden): input, left, right, update, output."""
     cell: Tensor
     """The cell state of the composition, (..., hidden)."""
 
 
-def compose(composer: Composer, left: Tensor, right: Tensor) -> tuple[Tensor, Block]:
-    """The states of parents, (members, batch, pairs, 2 hidden), from those of their children."""
-    members, batch, pairs, width = left.shape
+def opened(composer: Composer) -> Composer:
+    """The parameters as ``compose`` takes them: both forget gates start open."""
+    bias = composer.bias.unflatten(1, (5, -1)).clone()
+    bias[:, 1:3] += 1
+    return composer._replace(bias=bias.flatten(1))
+
+
+def compose(composer: Composer, left: Tensor, right: Tensor, out: Tensor) -> Block:
+    """Write the states of parents, (members, batch, pairs, 2 hidden), from those of children.
+
+    Args:
+        composer: As ``opened`` made it.
+        left: The states of the left children, of the shape of ``out``.
+        right: Those of the right ones.
+        out: Where to write them.
+    """
+    members, batch, pairs, width = out.shape
     size = width // 2
     hidden = torch.cat([left[..., :size], right[..., :size]], -1)
-    flat = torch.bmm(hidden.view(members, -1, width), composer.weight.mT)
-    flat = flat + composer.bias.unsqueeze(1)
-    gates = flat.view(members, batch, pairs, 5, size)
-    # both forget gates start open
-    gates[..., 1:3, :] += 1
-    update = gates[..., 3, :].tanh()
-    gates = gates.sigmoid()
-    gates[..., 3, :] = update
-    cells = torch.stack([left[..., size:], right[..., size:]], -2)
-    cell = (gates[..., 1:3, :] * cells).sum(-2) + gates[..., 0, :] * update
-    state = torch.cat([gates[..., 4, :] * cell.tanh(), cell], -1)
-    return state, Block(hidden, cells, gates, cell)
+    before = torch.baddbmm(
+        composer.bias.unsqueeze(1), hidden.view(members, -1, width), composer.weight.mT
+    ).view(members, batch, pairs, 5, size)
+    gates = before.sigmoid()
+    torch.tanh(before[..., 3, :], out=gates[..., 3, :])
+    i, forget_left, forget_right, update, o = gates.unbind(-2)
+    left, right = left[..., size:], right[..., size:]
+    cell = torch.addcmul(i * update, forget_left, left).addcmul_(forget_right, right)
+    torch.mul(o, cell.tanh(), out=out[..., :size])
+    out[..., size:] = cell
+    return Block(hidden, left, right, gates, cell)
 
 
 def slopes(block: Block) -> Tensor:
@@ -66,19 +81,18 @@ def slopes(block: Block) -> Tensor:
 
     See ``pull_back``, which uses them; they are all that it needs.
     """
-    inner, outer = block.cell.tanh(), block.gates[..., 4, :]
-    open_, update = block.gates, block.gates[..., 3, :]
-    closing = open_ * (1 - open_)
+    inner = block.cell.tanh()
+    i, forget_left, forget_right, update, o = block.gates.unbind(-2)
     return torch.stack(
         [
-            update * closing[..., 0, :],
-            block.cells[..., 0, :] * closing[..., 1, :],
-            block.cells[..., 1, :] * closing[..., 2, :],
-            open_[..., 0, :] * (1 - update * update),
-            inner * closing[..., 4, :],
-            outer * (1 - inner * inner),
-            open_[..., 1, :],
-            open_[..., 2, :],
+            update * i * (1 - i),
+            block.left * forget_left * (1 - forget_left),
+            block.right * forget_right * (1 - forget_right),
+            i * (1 - update * update),
+            inner * o * (1 - o),
+            o * (1 - inner * inner),
+            forget_left,
+            forget_right,
         ],
         -2,
     )

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .cells import Block, Composer, compose, pull_back, slopes
+from .cells import Block, Composer, compose, opened, pull_back, slopes
 
 Choose = Callable[[Tensor], Tensor]
 """From scores, (members, batch, pairs), -inf where there is no pair, to one-hot choices."""
@@ -67,15 +67,17 @@ class _Chart:
 
     def __init__(self, leaves: Tensor, composer: Composer) -> None:
         members, batch, length, width = leaves.shape
-        self.composer = composer
+        self.composer, self._opened = composer, opened(composer)
+        self._query = composer.scaled_query.view(members, 1, 1, -1)
         self._learns = torch.is_grad_enabled()
         self._length, self._size = length, width // 2
         rows = length + length - 1 + 2 * max(length - 2, 0)
         self._states = leaves.new_empty(members, batch, rows, width)
         self._states[:, :, :length] = leaves
         self._used = length
-        counts = torch.arange(members * batch, device=leaves.device) * rows
-        self._first = counts.view(members, batch, 1)
+        sentences = torch.arange(members * batch, device=leaves.device).view(members, batch, 1)
+        # the first row of each sentence; of all sentences, the leaves up to and with its own
+        self._first, self._leaves = sentences * rows, (sentences + 1) * length
         self._blocks: list[Block] = []
         self.steps: list[_Step] = []
         numbers = torch.arange(rows, device=leaves.device)
@@ -85,13 +87,13 @@ class _Chart:
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
         """Compose pairs into the next rows; their scores."""
-        state, block = compose(self.composer, left, right)
-        end = self._used + state.shape[2]
-        self._states[:, :, self._used : end] = state
+        end = self._used + left.shape[2]
+        out = self._states[:, :, self._used : end]
+        block = compose(self._opened, left, right, out)
         self._used = end
         if self._learns:
             self._blocks.append(block)
-        return torch.einsum("mbph,mh->mbp", state[..., : self._size], self.composer.scaled_query)
+        return (out[..., : self._size] * self._query).sum(-1)
 
     def _take(self, rows: Tensor) -> Tensor:
         """States by their rows, (members, batch, rows, 2 hidden)."""
@@ -144,9 +146,8 @@ class _Chart:
         block = Block(*(torch.cat(parts, 2) for parts in zip(*self._blocks, strict=True)))
         self._blocks, self._hidden = [], block.hidden
         self._slopes = slopes(block)
-        query = self.composer.scaled_query.unsqueeze(1).unsqueeze(1)
         members, batch, count, _ = block.hidden.shape
-        self._score_gates, cells = pull_back(self._slopes, query)
+        self._score_gates, cells = pull_back(self._slopes, self._query)
         at_hidden = torch.bmm(
             self._score_gates.view(members, batch * count, -1), self.composer.weight
         )
@@ -154,22 +155,20 @@ class _Chart:
         at_hidden = at_hidden.view(members, batch, count, 2, self._size)
         self._directions = torch.cat([at_hidden, cells], -1)
         self._pulls = g.new_zeros(members, batch, count)
+        self._chosen: list[Tensor] = []
         self._chosen_gates: list[Tensor] = []
         self._g = torch.cat([g, torch.zeros_like(g)], -1).unsqueeze(2)
         self._step = len(self.steps)
 
     def _compositions(self, rows: Tensor) -> Tensor:
-        """Rows as numbers of compositions of their sentence."""
-        return rows - self._first - self._length
+        """Rows of the chart as numbers of compositions, counted over all sentences."""
+        return rows - self._leaves
 
     def _add_scores(self, g: Tensor, pairs: Tensor) -> None:
         """What the scores of the pairs add to the gradient at the nodes."""
-        count = self._pulls.shape[-1]
-        numbers = self._compositions(pairs)
-        self._pulls.scatter_add_(-1, numbers, g)
-        sentences = torch.arange(len(self._first.flatten()), device=g.device) * count
-        flat = numbers + sentences.view_as(self._first)
-        w = self._directions.view(-1, 4 * self._size).index_select(0, flat.flatten())
+        numbers = self._compositions(pairs).flatten()
+        self._pulls.view(-1).index_add_(0, numbers, g.flatten())
+        w = self._directions.view(-1, 4 * self._size).index_select(0, numbers)
         left, right = (w.view(*g.shape, -1) * g.unsqueeze(-1)).chunk(2, -1)
         self._g[:, :, :-1] += left
         self._g[:, :, 1:] += right
@@ -192,10 +191,10 @@ class _Chart:
             for_choice = (g * (self._take(step.pairs) - right)).sum(-1) + moved
             for_choice = for_choice.masked_fill(at > last, 0)
         inside = at.clamp(max=last)
-        merged = inside.unsqueeze(-1)
-        chosen = self._compositions(step.pairs.gather(-1, inside))
-        slope = self._slopes.take_along_dim(chosen.unsqueeze(-1).unsqueeze(-1), 2).squeeze(2)
-        at_parent = g.take_along_dim(merged, 2).squeeze(2).masked_fill(at > last, 0)
+        chosen = self._compositions(step.pairs.gather(-1, inside)).flatten()
+        self._chosen.append(chosen)
+        slope = self._slopes.flatten(0, 2).index_select(0, chosen).view(*at.shape[:2], 8, -1)
+        at_parent = _places(g, inside).squeeze(2).masked_fill(at > last, 0)
         gates, cells = pull_back(slope, at_parent[..., : self._size], at_parent[..., self._size :])
         self._chosen_gates.append(gates.flatten(-2))
         hidden = torch.bmm(self._chosen_gates[-1], self.composer.weight)
@@ -203,7 +202,7 @@ class _Chart:
         # behind the pair all nodes move one place to the right
         place = torch.arange(last + 2, device=g.device)
         source = (place - (place > at).long()).clamp(max=last)
-        before = g.take_along_dim(source.unsqueeze(-1), 2)
+        before = _places(g, source)
         none = (place == last + 1) & (at > last)
         before = before.masked_fill(none.unsqueeze(-1), 0)
         is_left, is_right = (place == at).unsqueeze(-1), (place == at + 1).unsqueeze(-1)
@@ -216,23 +215,20 @@ class _Chart:
         members = len(g_scores)
         if self.steps:
             self._add_scores(g_scores, self.steps[0].pairs)
-        gates = self._score_gates.flatten(-2) * self._pulls.unsqueeze(-1)
+        gates = self._score_gates.flatten(0, 2).flatten(1) * self._pulls.view(-1, 1)
         if self.steps:
-            rows = [step.pairs.gather(-1, _inside(step)) for step in self.steps]
-            chosen = self._compositions(torch.cat(rows[::-1], -1)).unsqueeze(-1)
-            gates.scatter_add_(
-                2, chosen.expand(-1, -1, -1, gates.shape[-1]), torch.stack(self._chosen_gates, 2)
-            )
-        gates = gates.view(members, -1, gates.shape[-1])
+            own = torch.stack(self._chosen_gates).flatten(0, 2)
+            gates.index_add_(0, torch.cat(self._chosen), own)
+        gates = gates.view(members, -1, 5 * self._size)
         for_weight = torch.bmm(gates.mT, self._hidden.view(members, -1, 2 * self._size))
         composed = self._states[:, :, self._length :, : self._size]
         for_query = torch.einsum("mbp,mbph->mh", self._pulls, composed) / self._size**0.5
         return self._g, for_weight, gates.sum(1), for_query
 
 
-def _inside(step: _Step) -> Tensor:
-    """The chosen place, or the last one where there is none."""
-    return step.chosen.unsqueeze(-1).clamp(max=step.pairs.shape[-1] - 1)
+def _places(x: Tensor, index: Tensor) -> Tensor:
+    """Nodes by their places, (members, batch, places, 2 hidden)."""
+    return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
 
 
 # The chart holds the gradients on their way back. What torch sees is a chain of functions that hand
@@ -245,7 +241,7 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chart: _Chart, leaves: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.chart = chart
-        return chart.scores.clone(), leaves.new_zeros(())
+        return chart.scores.detach(), leaves.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, g_scores: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -259,7 +255,7 @@ class _Merge(torch.autograd.Function):
     def forward(ctx: Any, link: Tensor, choice: Tensor, chart: _Chart, at: Tensor) -> Any:
         ctx.chart, ctx.scored = chart, choice.shape[-1] > 1
         chart.merge(at)
-        return link.clone(), chart.scores.clone() if ctx.scored else link.new_zeros(())
+        return link.detach(), chart.scores.detach() if ctx.scored else link.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, g_link: Tensor, g_scores: Tensor) -> tuple[Tensor | None, ...]:
