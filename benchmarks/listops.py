@@ -29,8 +29,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -79,9 +78,11 @@ class Plan(NamedTuple):
     """Of the plain loop in a round."""
     held_out: int = 8
     """Expressions of the validation, and of the test."""
-    fields: dict[str, Any] = {}
+    longest: int = WIDTHS[-1]
+    """Tokens of an expression."""
+    fields: Mapping[str, Any] = {}
     """Of the runs, besides those of the recipe."""
-    profiled: tuple[int, ...] = (WIDTHS[2], WIDTHS[5])
+    profiled: tuple[int, ...] = (20, 56)
     """Widths."""
 
 
@@ -93,6 +94,7 @@ QUICK = Plan(
     steps=12,
     plain_steps=6,
     held_out=2,
+    longest=20,
     fields={"hidden": 8, "embedding": 6, "batch": 4, "draws": 3},
 )
 
@@ -109,17 +111,23 @@ def runs_of(members: int, plan: Plan, lines: Sequence[Any] = ()) -> list[Parsing
     for seed, name in zip(range(members), names, strict=False):
         setting = chosen.get(name, chosen["reinmax"])
         fields = {**setting._asdict(), "batch": 16, "tf32": True, **plan.fields}
-        examples = plan.steps * fields["batch"]
-        run = Parsing(
-            estimator=name, seed=seed, data="generated", examples=examples, epochs=1, **fields
+        runs.append(
+            Parsing(
+                estimator=name,
+                seed=seed,
+                data="generated",
+                examples=plan.steps * fields["batch"],
+                longest=plan.longest,
+                epochs=10**4,
+                **fields,
+            )
         )
-        runs.append(replace(run, epochs=10**4))
     return runs
 
 
 def expressions_of(plan: Plan) -> ListOps:
     count = runs_of(1, plan)[0].train_examples
-    return generate_listops(0, (count, plan.held_out, plan.held_out), longest=WIDTHS[-1])
+    return generate_listops(0, (count, plan.held_out, plan.held_out), longest=plan.longest)
 
 
 def stack_of(runs: Sequence[Parsing], expressions: ListOps, device: torch.device) -> Stack:
@@ -174,6 +182,7 @@ class PlainTree(nn.Module):
         return state[0].squeeze(1)
 
     def leaves(self, x: Tensor) -> list[Tensor]:
+        """Hidden and cell states of words."""
         h = c = x.new_zeros(len(x), self.size)
         hidden, cells = [], []
         for word in x.unbind(1):
@@ -183,6 +192,7 @@ class PlainTree(nn.Module):
         return [torch.stack(hidden, 1), torch.stack(cells, 1)]
 
     def composed(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> list[Tensor]:
+        """Those of all pairs of neighbours."""
         gates = self.composition(torch.cat([left[0], right[0]], -1))
         i, fl, fr, u, o = gates.chunk(5, -1)
         c = left[1] * (fl + 1).sigmoid() + right[1] * (fr + 1).sigmoid() + u.tanh() * i.sigmoid()
@@ -278,10 +288,10 @@ def work_of(run: Parsing, widths: Sequence[int]) -> Work:
     # parameter, gradient and two moments are read, all but the gradient written; the gradient is
     # written, and read and written when it is clipped
     weights = 4 * (loops + 10 * parameters)
-    # after a merge: both nodes and the composition of each pair, its two directions, and the
-    # gradient, which is read and written
+    # of a merge, for each place: the node, the composition and the two directions of its pair, and
+    # the gradient, which is read and written
     nodes = statistics.fmean(width * (width - 1) / 2 for width in widths)
-    states = 4 * batch * nodes * 2 * size * (2 + 2 + 2)
+    states = 4 * batch * nodes * 2 * size * 6
     return Work(round(mean, 2), round(2 * multiplied), round(weights), round(states))
 
 

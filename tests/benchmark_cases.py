@@ -13,10 +13,21 @@ from oracles import one_thread
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
-SCRIPTS = "against kernels measure pages plain reproduction run samplers stacks steps table"
-against, kernels, measure, pages, plain, reproduction, run, samplers, stacks, steps, table = map(
-    importlib.import_module, SCRIPTS.split()
-)
+SCRIPTS = "against kernels listops measure pages plain reproduction run samplers stacks steps table"
+(
+    against,
+    kernels,
+    listops,
+    measure,
+    pages,
+    plain,
+    reproduction,
+    run,
+    samplers,
+    stacks,
+    steps,
+    table,
+) = map(importlib.import_module, SCRIPTS.split())
 CPU = measure.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
 
 

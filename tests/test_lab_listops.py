@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import oracles
 from discretegrad_lab import tasks
 from discretegrad_lab.stack.lines import LINES, Line
+from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.optimisers import Optimiser
 from discretegrad_lab.stack.plateau import Plateau
 from discretegrad_lab.tasks.evidence import Results, Row
@@ -304,6 +305,19 @@ def test_a_member_is_the_same_alone_and_goes_on_from_its_state(runs):
         again.load_state(member, state)
     again.epoch = 1
     assert again.advance() == second
+
+
+@each_kind
+def test_no_draw_leaves_the_expression(runs, monkeypatch):
+    """Not even if rounding makes the random numbers pass all pairs that there are."""
+
+    def last(noise, logits, members=slice(None), repeats=None):
+        return torch.full(logits.shape[:-1], logits.shape[-1] - 1)
+
+    monkeypatch.setattr(Noise, "categories", last)
+    stack = make_stack(runs)
+    assert all(map(math.isfinite, stack.advance()["train_loss"]))
+    assert (stack.diverged < 0).all()
 
 
 @each_kind

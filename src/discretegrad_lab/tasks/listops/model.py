@@ -132,9 +132,18 @@ class ParsingModel(Model):
         return {"train_loss": costs(self.network.classify(root, self._drop), labels).mean(1)}
 
     def _choose(self, scores: Tensor) -> Tensor:
-        choice = self._sampler(scores)
+        return self._sampler.at(scores, self._draw(scores))
+
+    @torch.no_grad()
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Pairs, (members, batch), and never one that there is not.
+
+        Those that there are come first. The running sum of their probabilities may be a rounding
+        below that of all, so a random number next to 1 could pass it.
+        """
+        index = self._noise.categories(scores)
         self._noise.next_step()
-        return choice
+        return torch.minimum(index, (scores > -torch.inf).sum(-1) - 1)
 
     def _drop(self, x: Tensor) -> Tensor:
         """Dropout, with each member's own random numbers."""

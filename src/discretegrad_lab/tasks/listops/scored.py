@@ -50,8 +50,7 @@ class ScoredParsing(ParsingModel):
         log_probs: list[Tensor] = [leaves.new_zeros(lengths.shape)]
 
         def choose(scores: Tensor) -> Tensor:
-            index = self._noise.categories(scores.detach())
-            self._noise.next_step()
+            index = self._draw(scores)
             chosen = scores.log_softmax(-1).gather(-1, index.unsqueeze(-1))
             log_probs.append(chosen.squeeze(-1))
             return marked(index, scores.shape[-1], scores.dtype)
