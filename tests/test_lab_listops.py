@@ -407,6 +407,12 @@ def test_the_best_validation_is_kept(monkeypatch):
         torch.testing.assert_close(measured["best_valid_accuracy"], expected / valid)
         torch.testing.assert_close(measured["best_test_accuracy"], expected / test)
     torch.testing.assert_close(measured["test_accuracy"][0].item(), 200 / test)
+    # five validations without a new best one halve the rate
+    counts = itertools.repeat([1, 1])
+    for expected in (*[1.0] * 3, 0.5):
+        assert model.groups["model"].rate_factors.tolist() == [1.0, expected]
+        model.evaluate(1)
+    assert model.groups["model"].rate_factors.tolist() == [0.5, 0.5]
 
 
 def test_dropout_keeps_the_mean_and_is_the_same_for_parses_of_an_expression():

@@ -57,6 +57,7 @@ class ParsingModel(Model):
     """
 
     loss_names = ("train_loss",)
+    one_thread = True
     capture = "buckets"
 
     def __init__(
