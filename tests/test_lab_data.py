@@ -373,6 +373,33 @@ def test_what_cannot_be_fetched_is_refused(tmp_path, server):
     assert files(tmp_path) == ["mnist"]
 
 
+def test_a_plain_file_may_have_another_name_at_its_source_or_none(tmp_path, monkeypatch, server):
+    content, lost = b"a line\n", b"lines\n"
+    server.content["elsewhere/lines.txt"] = content
+    files = (
+        data.PlainFile("a.txt", len(content), hashlib.sha256(content).hexdigest(),
+                       f"{server.address}elsewhere/lines.txt"),
+        data.PlainFile("b.txt", len(lost), hashlib.sha256(lost).hexdigest()),
+    )  # fmt: skip
+    monkeypatch.setitem(data.DATA_SETS, "plain", data.DataSet("plain", files))
+    place = tmp_path / "plain" / "b.txt"
+    with pytest.raises(
+        data.DataError, match=rf"\(the public has none\); copy the file to {place}$"
+    ):
+        data.fetch("plain", tmp_path)
+    assert data.read_file("plain", "a.txt", tmp_path) == (tmp_path / "plain" / "a.txt", content)
+    with pytest.raises(data.DataError, match="got none; it is not public: name the directory that"):
+        data.read_file("plain", "b.txt", tmp_path)
+    place.write_bytes(lost)
+    assert data.fetch("plain", tmp_path) == []
+    data.require(["plain"], tmp_path)
+    # more bytes than the file has are refused before their checksum is wrong
+    server.content["elsewhere/lines.txt"] = content * 2
+    (tmp_path / "plain" / "a.txt").unlink()
+    with pytest.raises(data.DataError, match="14 bytes or more, expected 7 at most"):
+        data.fetch("plain", tmp_path)
+
+
 REAL = os.environ.get("DISCRETEGRAD_DATA")
 
 

@@ -65,7 +65,7 @@ class PlainFile(NamedTuple):
 
     name: str
     most_bytes: int
-    """All that it has."""
+    """Its size."""
     sha256: str
     address: str = ""
     """Where the public has it, maybe under another name; empty if it has not."""

@@ -144,13 +144,19 @@ def generate_listops(seed: int, counts: tuple[int, int, int], **options: Any) ->
         )
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"expected a whole number from 0 on as seed, got {seed!r}")
+    grammar = Grammar(**options)
+    if grammar.shortest >= LIMIT:
+        raise ValueError(
+            f"expected fewer than {LIMIT} tokens as the shortest expression, got "
+            f"{grammar.shortest}; longer ones are not trained on"
+        )
     uniform = Random(seed).random
-    examples = (_example(tokens) for tokens in generate(uniform, Grammar(**options)))
+    examples = (_example(tokens) for tokens in generate(uniform, grammar))
     drawn = _take(examples, sum(counts))
     # short ones were drawn first
     shuffled = iter(sorted(drawn, key=lambda _: uniform()))
     train, valid, test = (_take(shuffled, count) for count in counts)
-    return _parts(train, valid, [*test, *shuffled])
+    return _parts(train, valid, test)
 
 
 def _example(tokens: Tokens) -> Example:
@@ -282,7 +288,7 @@ def read_lines(content: bytes, name: str, grammar: Grammar = PUBLISHED) -> list[
 
 
 def _read_line(line: str, number: int, name: str, grammar: Grammar) -> Example:
-    label, tab, text = line.removesuffix("\r").partition("\t")
+    label, tab, text = line.partition("\t")
     if not tab or label not in DIGITS:
         raise DataError(
             f"expected a digit, a tab and an expression in line {number} of {name}, got "

@@ -21,7 +21,7 @@ DIGITS = tuple("0123456789")
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "max": max,
     "min": min,
-    # the lower half of the mean of the two in the middle, if there are two
+    # of an even number the mean of the two in the middle, rounded down
     "med": lambda values: (
         sum(sorted(values)[(len(values) - 1) // 2 : len(values) // 2 + 1]) // (2 - len(values) % 2)
     ),
@@ -136,11 +136,12 @@ def _evaluate(tokens: Tokens, grammar: Grammar) -> Expression:
     depth = 1
     for index, token in enumerate(tokens):
         if not starts and values[0]:
-            raise _Mistake("the end after a whole expression", token, index)
+            raise _Mistake("the end after a whole expression", _shown(token), index)
         # the operator of the innermost list is still to come
         if len(operators) < len(starts):
             if token not in OPERATORS:
-                raise _Mistake(f"an operator ({', '.join(OPERATORS)}) after [", token, index)
+                expected = f"an operator ({', '.join(OPERATORS)}) after ["
+                raise _Mistake(expected, _shown(token), index)
             operators.append(token)
         elif token in DIGITS:
             values[-1].append(int(token))
@@ -157,9 +158,9 @@ def _evaluate(tokens: Tokens, grammar: Grammar) -> Expression:
             lists[starts.pop(), index + 1] = value
             values[-1].append(value)
         elif token in OPERATORS or token == CLOSE:
-            raise _Mistake(f"[ before {token}", token, index)
+            raise _Mistake(f"[ before {token}", _shown(token), index)
         else:
-            raise _Mistake("a digit, a bracket or an operator", repr(token), index)
+            raise _Mistake("a digit, a bracket or an operator", _shown(token), index)
     if not tokens:
         raise _Mistake("an expression", "nothing", 0)
     if starts:
@@ -181,8 +182,14 @@ def _check_parentheses(text: str, tokens: Tokens) -> None:
     for match, piece in itertools.zip_longest(given, pieces):
         if match is None or match[0].lower() != piece:
             offset = len(text.rstrip()) if match is None else match.start()
-            got = "the end" if match is None else match[0]
-            raise _Mistake(f"{piece or 'the end'}, as in {right}", got, 0, offset)
+            expected = "the end" if piece is None else repr(piece)
+            got = "the end" if match is None else _shown(match[0])
+            raise _Mistake(f"{expected} by the tree of the expression", got, 0, offset)
+
+
+def _shown(token: str) -> str:
+    """A token in a message: what it is made of, and not too much of it."""
+    return repr(token[:40])
 
 
 def _explain(mistake: _Mistake, text: str, place: Place) -> DataError:

@@ -172,16 +172,20 @@ def accuracy_by(
         ValueError: If an example fits into no group.
     """
     ends = sorted(set(sizes)) if lasts is None else lasts
-    if max(sizes) > ends[-1]:
-        raise ValueError(f"expected sizes of at most {ends[-1]}, got {max(sizes)}; add a group")
+    if not ends or max(sizes, default=0) > ends[-1]:
+        most = ends[-1] if ends else 0
+        raise ValueError(
+            f"expected sizes of at most {most}, got {max(sizes, default=0)}; add a group"
+        )
     inside: dict[int, list[bool]] = {end: [] for end in ends}
     for size, right in zip(sizes, correct, strict=True):
         inside[ends[bisect.bisect_left(ends, size)]].append(right)
+    firsts = ends if lasts is None else (1, *(end + 1 for end in ends))
     groups = []
-    for end, first in zip(ends, (0, *ends), strict=False):
+    for first, end in zip(firsts, ends, strict=False):
         if inside[end]:
             examples = len(inside[end])
             share = sum(inside[end]) / examples
             error = math.sqrt(share * (1 - share) / examples)
-            groups.append(Group(first + 1, end, examples, share, error))
+            groups.append(Group(first, end, examples, share, error))
     return groups

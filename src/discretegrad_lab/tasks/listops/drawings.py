@@ -1,0 +1,127 @@
+"""Parse trees as pictures: a learned tree with the right one beside it, as SVG text.
+
+A picture needs no other file. It has colours of its own on a white ground, so it reads the same in
+a light and in a dark page, and the same trees give the same text each time.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from .expressions import ANY, Span, gold_spans, parse
+from .trees import merged_spans
+
+_INK, _BOTH, _ALONE = "#1b1f24", "#0b5cad", "#b3440b"
+_COLUMN, _LEVEL, _MARGIN, _HEADING = 22, 16, 16, 26
+"""Points between tokens, between the levels of a tree, around a tree, and for its heading."""
+_NARROWEST = 260
+"""What a heading needs."""
+
+
+class _Node(NamedTuple):
+    """A token or a join of two others, and where it is drawn."""
+
+    span: Span
+    x: float
+    height: int
+    """Levels above the tokens."""
+    children: "tuple[_Node, ...]" = ()
+
+
+def draw_trees(tokens: Sequence[str], merges: Sequence[int], answer: int | None = None) -> str:
+    """A learned tree on the left and the right one beside it.
+
+    Joins that both trees have are drawn with full lines and filled dots, the others with broken
+    lines and empty dots. In the right tree a digit stands above each list: its value.
+
+    Args:
+        tokens: Of the expression.
+        merges: The learned tree, see ``trees``.
+        answer: The digit that the model gave, to be told in the heading.
+
+    Returns:
+        An ``svg`` element.
+
+    Raises:
+        ValueError: If the merges are not a tree of these tokens.
+    """
+    expression = parse(" ".join(tokens), ANY)
+    learned, right = merged_spans(merges), gold_spans(tokens)
+    if len(learned) != len(right):
+        raise ValueError(
+            f"expected {len(right)} merges for {len(tokens)} tokens, got {len(learned)}; leave the "
+            "padding out"
+        )
+    both = set(learned) & set(right)
+    heading = f"learned: {len(both)} of {len(right)} joins are right"
+    headings = (
+        heading if answer is None else f"{heading}, answer {answer}",
+        f"right: value {expression.value}",
+    )
+    trees = [_layout(spans, len(tokens)) for spans in (learned, right)]
+    width = max(_NARROWEST, _COLUMN * len(tokens)) + _MARGIN
+    bottom = _HEADING + _LEVEL * (2 + max(node.height for tree in trees for node in tree))
+    size = f"{2 * width + _MARGIN} {bottom + _MARGIN}"
+    description = f"Trees of {' '.join(tokens)}. {'; '.join(headings)}."
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'viewBox="0 0 {size}" style="width: {2 * width + _MARGIN}px; max-width: 100%">',
+        f"<title>{escape(description)}</title>",
+        f'<path d="M0 0H{2 * width + _MARGIN}V{bottom + _MARGIN}H0Z" fill="#ffffff"/>',
+    ]
+    values: tuple[Mapping[Span, int], ...] = ({}, expression.lists)
+    for place, tree in enumerate(trees):
+        lines += [
+            f'<g transform="translate({_MARGIN + place * width} 0)">',
+            _text(headings[place], 0, _HEADING - 8, "start"),
+            *(_join(node, bottom, node.span in both) for node in tree if node.children),
+            *(_text(tokens[x.span[0]], x.x, bottom, "middle") for x in tree if not x.children),
+            *(
+                _text(
+                    str(values[place][x.span]), x.x, bottom - _LEVEL * (x.height + 1) - 6, "middle"
+                )
+                for x in tree
+                if x.span in values[place]
+            ),
+            "</g>",
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _layout(spans: Sequence[Span], length: int) -> list[_Node]:
+    """The nodes of a tree, children before their parents."""
+    nodes = [_Node((i, i + 1), _COLUMN * (i + 0.5), 0) for i in range(length)]
+    # the largest part so far that begins at a token
+    parts = {node.span[0]: node for node in nodes}
+    for start, end in sorted(spans, key=lambda span: span[1] - span[0]):
+        left = parts[start]
+        right = parts[left.span[1]]
+        height = max(left.height, right.height) + 1
+        parts[start] = _Node((start, end), (left.x + right.x) / 2, height, (left, right))
+        nodes.append(parts[start])
+    return nodes
+
+
+def _join(node: _Node, bottom: int, both: bool) -> str:
+    """The two lines to the children of a node, and its dot."""
+
+    def point(x: _Node) -> str:
+        # lines end above the letters of a token
+        return f"{x.x:.1f} {bottom - _LEVEL * (x.height + 1) + 3 * (not x.children)}"
+
+    left, right = node.children
+    colour = _BOTH if both else _ALONE
+    style = "" if both else ' stroke-dasharray="3 2"'
+    x, _, y = point(node).partition(" ")
+    return (
+        f'<path d="M{point(left)}L{point(node)}L{point(right)}" fill="none" stroke="{colour}"'
+        f'{style}/><circle cx="{x}" cy="{y}" r="3" fill="{colour if both else "#ffffff"}" '
+        f'stroke="{colour}"/>'
+    )
+
+
+def _text(text: str, x: float, y: float, anchor: str) -> str:
+    # a style of its own, since pages have rules for texts in pictures; the edge keeps lines away
+    edge = "paint-order: stroke; stroke: #ffffff; stroke-width: 3px"
+    style = f"fill: {_INK}; font: 13px system-ui, sans-serif; text-anchor: {anchor}; {edge}"
+    return f'<text x="{x:.1f}" y="{y}" style="{style}">{escape(text)}</text>'
