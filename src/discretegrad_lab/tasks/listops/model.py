@@ -6,6 +6,7 @@ training and the pair of the greatest score in a test; nobody tells the model wh
 an expression belong together.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,13 @@ from .data import (
     VOCABULARY,
     Examples,
     ListOps,
+    decode,
     generate_listops,
     load_listops,
 )
 from .network import Network, marked
 from .parse import Parse, parse
+from .trees import score
 
 FACTOR = 0.5
 """Of the learning rate, when the validation has not become better for long."""
@@ -72,7 +75,8 @@ class ParsingModel(Model):
         run, members = runs[0], len(runs)
         seeds = [member.seed for member in runs]
         self._noise, self._drop_noise = Noise(seeds, device), Noise(seeds, device)
-        self._seeds, self._members, self._dropout = seeds, members, run.dropout
+        self._seeds, self._members, self._epochs = seeds, members, run.epochs
+        self._dropout = run.dropout
         expressions = expressions_of(run, data) if expressions is None else expressions
         self._train, self._valid, _, self._test = (
             Examples(*(x.to(device) for x in part)) for part in expressions
@@ -155,8 +159,30 @@ class ParsingModel(Model):
         return x * stays / (1 - self._dropout)
 
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
-        """Validation and test at the end of an epoch, and at the best validation so far."""
-        return self._validate(test=True) | {name: self.buffers[name].clone() for name in _BEST}
+        """Validation and test at the end of an epoch, and at the best validation so far.
+
+        After the last one also how right the trees are.
+        """
+        measured = self._validate(test=True)
+        measured |= {name: self.buffers[name].clone() for name in _BEST}
+        measured["tree_f1"] = torch.full_like(measured["valid_accuracy"], torch.nan)
+        if epoch == self._epochs:
+            measured["tree_f1"].copy_(torch.tensor(self._tree_scores()))
+        return measured
+
+    def _tree_scores(self) -> list[float]:
+        """How near each member's trees of the validation are to the right ones, in percent."""
+        examples = Examples(*(x[self._valid.lengths > 1].cpu() for x in self._valid))
+        if not len(examples.labels):
+            return [math.nan] * self._members
+        expressions = [decode(row) for row in examples.tokens]
+        return [
+            100
+            * score(
+                expressions, [own[: len(x) - 1] for own, x in zip(merges, expressions, strict=True)]
+            ).f1
+            for merges in self.parses(examples)[0].tolist()
+        ]
 
     @torch.no_grad()
     def _validate(self, *, test: bool) -> dict[str, Tensor]:
