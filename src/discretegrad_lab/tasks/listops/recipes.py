@@ -84,7 +84,7 @@ def _small(estimator: Any, seed: int) -> Iterator[Run]:
 
 _PAPER = Recipe(
     "listops",
-    "Gumbel Tree-LSTM on ListOps",
+    "Gumbel Tree-LSTM on ListOps, with a training set that was regenerated",
     TASK,
     _build,
     seeds=tuple(range(5)),
