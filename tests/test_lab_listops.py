@@ -147,7 +147,7 @@ def test_a_parse_makes_every_merge_and_says_which():
 
 def matrix_work(longest):
     """Multiplications of forward and backward for one sentence."""
-    (p,) = [stacked(models(1, 0))]
+    p = stacked(models(1, 0))
     x = torch.randn(1, 1, longest, WORDS, dtype=torch.float64)
     choosers = Chooser(LINES["reinmax"], 1.0, 1, 1, longest, 0)
     with FlopCounterMode(display=False) as counter:
@@ -157,8 +157,8 @@ def matrix_work(longest):
 
 
 def test_the_matrix_work_grows_with_the_length_and_not_with_its_square():
-    short, middle, long = map(matrix_work, (5, 10, 20))
-    assert long - middle == 2 * (middle - short)
+    short, middle, long = map(matrix_work, (4, 6, 8))
+    assert long - middle == middle - short > 0
 
 
 def test_a_second_backward_pass_is_refused():

@@ -90,7 +90,8 @@ class ParsingModel(Model):
         self.steps_per_epoch = len(self._lengths) // run.batch
         if len(self._lengths) != run.train_examples:
             raise ValueError(
-                f"expected {run.train_examples} expressions to train on, got {len(self._lengths)}"
+                f"expected {run.train_examples} expressions to train on, as the run says, got "
+                f"{len(self._lengths)}; change examples of the run, or the expressions"
             )
         self.network = Network(runs, len(VOCABULARY), CLASSES, device)
         self._plateau = Plateau([member.patience for member in runs], FACTOR, device)

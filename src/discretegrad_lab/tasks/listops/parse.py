@@ -81,8 +81,8 @@ class _Chart:
         self._blocks: list[Block] = []
         self.steps: list[_Step] = []
         numbers = torch.arange(rows, device=leaves.device)
-        self.nodes = (self._first + numbers[:length]).contiguous()
-        self.pairs = (self._first + numbers[length : 2 * length - 1]).contiguous()
+        self.nodes = self._first + numbers[:length]
+        self.pairs = self._first + numbers[length : 2 * length - 1]
         self.scores = self._add(leaves[:, :, :-1], leaves[:, :, 1:])
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class _Chart:
         self.pairs = torch.where(
             is_left, new, torch.where(is_right, new + 1, pairs.gather(-1, moved))
         )
-        kept = torch.where(is_right, right, self.scores.gather(-1, moved))
-        self.scores = torch.where(is_left, left, kept)
+        scores = torch.where(is_right, right, self.scores.gather(-1, moved))
+        self.scores = torch.where(is_left, left, scores)
 
     def root(self) -> Tensor:
         """The hidden state of the first node."""
@@ -213,12 +213,10 @@ class _Chart:
     def end_backward(self, g_scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of the leaves, and of the composer's weight, bias and query."""
         members = len(g_scores)
-        if self.steps:
-            self._add_scores(g_scores, self.steps[0].pairs)
+        self._add_scores(g_scores, self.steps[0].pairs)
         gates = self._score_gates.flatten(0, 2).flatten(1) * self._pulls.view(-1, 1)
-        if self.steps:
-            own = torch.stack(self._chosen_gates).flatten(0, 2)
-            gates.index_add_(0, torch.cat(self._chosen), own)
+        of_chosen = torch.stack(self._chosen_gates).flatten(0, 2)
+        gates.index_add_(0, torch.cat(self._chosen), of_chosen)
         gates = gates.view(members, -1, 5 * self._size)
         for_weight = torch.bmm(gates.mT, self._hidden.view(members, -1, 2 * self._size))
         composed = self._states[:, :, self._length :, : self._size]

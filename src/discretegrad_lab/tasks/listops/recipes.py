@@ -71,7 +71,7 @@ def _small(estimator: Any, seed: int) -> Iterator[Run]:
         data="generated",
         examples=6_000,
         longest=13,
-        epochs=8,
+        epochs=5,
         batch=32,
         embedding=32,
         hidden=64,

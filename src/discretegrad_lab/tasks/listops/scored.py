@@ -96,7 +96,8 @@ def memory(run: Parsing) -> int:
     # of a word: at most three compositions with what their gradients need, the LSTM, the embedding;
     # every width has a graph, which keeps its memory
     of_word = 3 * 45 * size + 40 * size + 6 * words
-    widths = sum(width for width in WIDTHS if width <= run.longest or width == WIDTHS[0])
+    edges = zip((0, *WIDTHS), WIDTHS, strict=False)
+    widths = sum(min(width, run.longest) for below, width in edges if below < run.longest)
     steps = 4 * run.batch * run.samples * widths * of_word
     # without gradients
     test = 4 * TOKENS * (24 * size + 4 * words)
