@@ -1,8 +1,7 @@
 """Time stacks of Tree-LSTMs on ListOps against the released algorithm, one run at a time.
 
-  step      the network of the paper (hidden size 300, batch 16) on expressions that the published
-            grammar generates: time of a run-step in stacks with the five estimators of the paper,
-            and of RLOO with four parses of an expression
+  step      the network of the paper (hidden size 300, batch 16): time of a run-step in stacks with
+            the five estimators of the paper, and of RLOO with four parses of an expression
   profile   what a step of the largest stack does on a GPU: kernels by the time that they take, for
             a short and a long width
 
@@ -15,15 +14,19 @@ two validations are of a few expressions, since nothing is to be learned from th
 are on the wall clock, with the device idle at both ends. Before a stack is timed, the loss of its
 first epoch must be that of the plain loop: a speedup is never reported on a red gate.
 
+The expressions are a random part of the training set. Without --data they are generated; so few
+of them are shorter than those of the training set, since short ones come first.
+
 The CSV is written after each section and keeps the stored rows of the others; the tables of
-docs/listops.md follow from it (python benchmarks/table.py).
+docs/listops.md follow from it (python benchmarks/table.py). DATA holds the folder listops.
 
 examples:
-  PYTHONPATH=src python benchmarks/listops.py --commit HASH --output FOLDER     on a GPU
-  PYTHONPATH=src python benchmarks/listops.py --only step
+  PYTHONPATH=src python benchmarks/listops.py --data DATA --commit HASH --output FOLDER
+  PYTHONPATH=src python benchmarks/listops.py --data DATA --only profile
   PYTHONPATH=src python benchmarks/listops.py --device cpu --quick              does it run?
 """
 
+import argparse
 import itertools
 import math
 import statistics
@@ -31,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import measure
@@ -52,6 +56,7 @@ from discretegrad_lab.tasks.listops.data import (
     Examples,
     ListOps,
     generate_listops,
+    load_listops,
 )
 from discretegrad_lab.tasks.listops.model import ParsingModel
 from discretegrad_lab.tasks.listops.recipes import SCORES, settings
@@ -125,9 +130,17 @@ def runs_of(members: int, plan: Plan, lines: Sequence[Any] = ()) -> list[Parsing
     return runs
 
 
-def expressions_of(plan: Plan) -> ListOps:
-    count = runs_of(1, plan)[0].train_examples
-    return generate_listops(0, (count, plan.held_out, plan.held_out), longest=plan.longest)
+def expressions_of(plan: Plan, whole: ListOps | None = None) -> ListOps:
+    """As many as are needed, of a whole data set or generated."""
+    counts = (runs_of(1, plan)[0].train_examples, plan.held_out, plan.held_out)
+    if whole is None:
+        return generate_listops(0, counts, longest=plan.longest)
+    parts = []
+    for part, count in zip(whole, counts, strict=False):
+        generator = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(part.labels), generator=generator)[:count]
+        parts.append(Examples(*(x[chosen] for x in part)))
+    return ListOps(*parts, parts[-1])
 
 
 def stack_of(runs: Sequence[Parsing], expressions: ListOps, device: torch.device) -> Stack:
@@ -300,7 +313,7 @@ def work_of(run: Parsing, widths: Sequence[int]) -> Work:
 
 def step_rows(setup: Setup) -> Iterator[Row]:
     plan = plan_of(setup)
-    expressions = expressions_of(plan)
+    expressions = expressions_of(plan, setup.data)
     (run,) = runs_of(1, plan)
     widths, _ = order(expressions.train.lengths, run.batch, [0], 0)
     work = work_of(run, widths)
@@ -374,7 +387,8 @@ def profile_rows(setup: Setup) -> Iterator[Row]:
             about = {"section": "profile", "case": f"width {width}", "provider": "all"}
             yield about | {"members": plan.members[0], "status": "needs a GPU"}
         return
-    stack = stack_of(runs_of(plan.members[0], plan), expressions_of(plan), setup.device)
+    expressions = expressions_of(plan, setup.data)
+    stack = stack_of(runs_of(plan.members[0], plan), expressions, setup.device)
     stack.advance()
     for width in plan.profiled:
         numbers, status = measure.attempt(partial(profiled, stack, width))
@@ -424,19 +438,35 @@ FILE = File(
         *(*measure.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
         *Work._fields,
         *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command"),
+        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "expressions"),
     ),
 )
 SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "step": step_rows,
     "profile": profile_rows,
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "the data directory with the folder listops (default: generated expressions)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=text)
+
+
+def read_arguments(options: argparse.Namespace) -> tuple[ListOps | None, list[str], Row]:
+    """The data set, if it is wanted."""
+    if options.data is None:
+        return None, [], {"expressions": "generated"}
+    return load_listops(options.data), ["--data DIR"], {"expressions": "of the training set"}
+
+
 BENCHMARK = Benchmark(
     "benchmarks/listops.py",
     __doc__,
     SECTIONS,
     dict.fromkeys(SECTIONS, FILE),
-    limit_seconds=240.0,
+    limit_seconds=300.0,
+    add_arguments=add_arguments,
+    read_arguments=read_arguments,
 )
 TARGETS = (
     pages.Target(

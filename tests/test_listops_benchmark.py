@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmark_cases import CPU, check_verdicts, listops, measure, rehearse
+from benchmark_cases import CPU, check_verdicts, listops, measure, pages, rehearse
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.tasks.listops.model import ParsingModel
 from oracles import one_thread
@@ -76,6 +76,16 @@ def test_a_round_of_the_plain_loop_has_all_lengths(tiny):
     assert chosen == [widths[1], widths[3]]
 
 
+def test_a_part_of_a_data_set_is_as_long_as_the_whole():
+    whole = listops.generate_listops(0, (3000, 20, 20), longest=99)
+    train, valid, test, long_test = listops.expressions_of(listops.QUICK, whole)
+    (run,) = listops.runs_of(1, listops.QUICK)
+    assert [len(x.labels) for x in (train, valid, test, long_test)] == [run.train_examples, 2, 2, 2]
+    means = [x.lengths.double().mean().item() for x in (train, whole.train)]
+    # 48 of 3000, whose lengths have a deviation of about 20
+    assert abs(means[0] - means[1]) < 12
+
+
 def test_the_floor_is_that_of_the_paper_s_network():
     (run,) = listops.runs_of(1, listops.FULL)
     work = listops.work_of(run, [20, 20])
@@ -102,11 +112,7 @@ def test_a_rehearsal_measures_everything_and_its_page_shows_it(tiny, tmp_path):
     text = listops.PAGE.text(results)
     assert "| needs a GPU |" in text
     assert results.rows[0]["command"] in text
-    assert "Not measured yet." in listops.PAGE.text(measure_nothing())
-
-
-def measure_nothing():
-    return listops.pages.Results([])
+    assert "Not measured yet." in listops.PAGE.text(pages.Results([]))
 
 
 def test_a_speedup_is_never_reported_on_a_red_gate(tiny, monkeypatch):
