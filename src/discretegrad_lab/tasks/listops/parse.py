@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .cells import Block, Composer, compose, opened, pull_back, slopes
 
@@ -80,9 +81,9 @@ class _Chart:
         self._first, self._leaves = sentences * rows, (sentences + 1) * length
         self._blocks: list[Block] = []
         self.steps: list[_Step] = []
-        numbers = torch.arange(rows, device=leaves.device)
-        self.nodes = self._first + numbers[:length]
-        self.pairs = self._first + numbers[length : 2 * length - 1]
+        self._place = torch.arange(2 * length, device=leaves.device)
+        self.nodes = self._first + self._place[:length]
+        self.pairs = self._first + self._place[length:-1]
         self.scores = self._add(leaves[:, :, :-1], leaves[:, :, 1:])
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
@@ -110,8 +111,7 @@ class _Chart:
         nodes, pairs = self.nodes, self.pairs
         self.steps.append(_Step(nodes, pairs, chosen))
         last = pairs.shape[-1] - 1
-        place = torch.arange(last + 1, device=nodes.device)
-        at = chosen.unsqueeze(-1)
+        place, at = self._place[: last + 1], chosen.unsqueeze(-1)
         inside = at.clamp(max=last)
         parent = pairs.gather(-1, inside)
         moved = place + (place > at)
@@ -200,11 +200,9 @@ class _Chart:
         hidden = torch.bmm(self._chosen_gates[-1], self.composer.weight)
         children = torch.cat([hidden.unflatten(-1, (2, self._size)), cells], -1)
         # behind the pair all nodes move one place to the right
-        place = torch.arange(last + 2, device=g.device)
-        source = (place - (place > at).long()).clamp(max=last)
-        before = _places(g, source)
-        none = (place == last + 1) & (at > last)
-        before = before.masked_fill(none.unsqueeze(-1), 0)
+        place = self._place[: last + 2]
+        # where nothing was merged, the node that was last is no part of the sentence
+        before = _places(pad(g, (0, 0, 0, 1)), torch.where(place > at, place - 1, place))
         is_left, is_right = (place == at).unsqueeze(-1), (place == at + 1).unsqueeze(-1)
         before = torch.where(is_left, children[:, :, :1], before)
         self._g = torch.where(is_right, children[:, :, 1:], before)
@@ -293,18 +291,19 @@ def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose) -
         return Parse(root, lengths.new_empty(*lengths.shape, 0))
     chart = _Chart(leaves.detach(), Composer(*(x.detach() for x in composer)))
     scores, link = _Begin.apply(chart, leaves, *composer)
+    # for all steps at once: the merges that are still to do, and which places have no pair
     place = torch.arange(longest - 1, device=leaves.device)
+    to_do = lengths - 1 - place.view(-1, 1, 1)
+    is_over, has_none = to_do < 1, place >= to_do.clamp(min=1).unsqueeze(-1)
     merges = []
     for step in range(longest - 1):
         width = longest - step
-        left = (lengths - step - 1).unsqueeze(-1)
         if width > 2:
-            possible = place[: width - 1] < left.clamp(min=1)
-            choice = choose(scores.masked_fill(~possible, -torch.inf))
+            choice = choose(scores.masked_fill(has_none[step, ..., : width - 1], -torch.inf))
         else:
             choice = torch.ones_like(scores)
-        at = choice.detach().argmax(-1)
-        is_over = left.squeeze(-1) < 1
-        merges.append(torch.where(is_over, -1, at))
-        link, scores = _Merge.apply(link, choice, chart, torch.where(is_over, width, at))
-    return Parse(_End.apply(link, chart), torch.stack(merges, -1))
+        merges.append(choice.detach().argmax(-1))
+        at = torch.where(is_over[step], width, merges[-1])
+        link, scores = _Merge.apply(link, choice, chart, at)
+    root = _End.apply(link, chart)
+    return Parse(root, torch.where(is_over, -1, torch.stack(merges)).movedim(0, -1))
