@@ -486,6 +486,16 @@ def test_a_plateau_lowers_rates_as_torch_does():
     assert plateau.rate_factors.tolist() == [0.25, 0.0625]
 
 
+def test_a_stack_trains_at_the_rates_of_the_plateau():
+    stack = make_stack([run(seed=seed) for seed in (0, 1)])
+    before = {name: x.detach().clone() for name, x in stack.model.parameters.items()}
+    stack.model.groups["model"].rate_factors[1] = 0
+    stack.advance()
+    for name, x in stack.model.parameters.items():
+        assert not torch.equal(x[0], before[name][0])
+        assert torch.equal(x[1], before[name][1])
+
+
 def test_a_state_holds_the_plateau_and_the_best():
     stack = make_stack([run()])
     stack.advance()
