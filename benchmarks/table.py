@@ -5,9 +5,9 @@
     python benchmarks/table.py --preview DIR    the pages of the benchmarks from the CSV files in a
                                                 folder, into the same folder
 
-Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py, and make
-soak), the folders below results/ (discretegrad run RECIPE, then discretegrad report RECIPE) and the
-registry.
+Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py,
+listops.py, and make soak), the folders below results/ (discretegrad run RECIPE, then discretegrad
+report RECIPE) and the registry.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kernels
+import listops
 import reliability
 import reproduction
 import run
@@ -27,7 +28,10 @@ from pages import PICTURES, draw, filled, relative, shows
 from discretegrad_lab.report.document import Figure
 
 README = ROOT / "README.md"
-PAGES = (run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, subsets.PAGE, reliability.PAGE)
+PAGES = (
+    *(run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, subsets.PAGE, listops.PAGE),
+    reliability.PAGE,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

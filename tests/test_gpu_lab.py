@@ -7,13 +7,14 @@ import discretegrad
 import lab_toy as toy
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab.stack import compilation, trainer
-from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.stack.lines import LINES, Line
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.bernoulli_vae import gradients as bits_gradients
 from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
 from discretegrad_lab.tasks.bernoulli_vae import recipes
 from discretegrad_lab.tasks.bernoulli_vae.images import Split
+from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
@@ -399,3 +400,41 @@ def test_gradients_of_bits_are_compared(splits, monkeypatch):
         _, metrics = trained([bits_of(key, evaluations, 0, compared=True)])
         for name in bits_gradients.NAMES:
             assert metrics[0][name][0] == metrics[0][name][0]
+
+
+def parsing(estimator, **fields):
+    small = {"examples": 96, "longest": 20, "batch": 8, "embedding": 12, "hidden": 16, "epochs": 4}
+    return Parsing(estimator=estimator, data="generated", draws=3, **small | fields)
+
+
+SCORED = Line("RLOO-2", "leave_one_out", num_samples=2)
+
+
+@pytest.mark.parametrize("lines", [SAMPLERS, [SCORED]], ids=["samplers", "score"])
+def test_parses_in_graphs_are_those_of_steps_and_of_members_alone(lines):
+    runs = [parsing(line, seed=seed, tau=0.9) for line in lines for seed in (0, 1)]
+    captured, metrics = trained(runs)
+    eager, same = trained(runs, graph=False)
+    # a graph for each width
+    assert len(captured._graphs) == len({8, 13, 20})
+    for run in runs:
+        assert_same(captured, eager, run)
+    for row, other in zip(metrics, same, strict=True):
+        for name, values in row.items():
+            assert values == pytest.approx(other[name], rel=1e-4, nan_ok=True)
+    assert_near(trained([runs[-1]])[0], captured, runs[-1])
+
+
+def test_a_parse_on_the_gpu_is_that_of_the_cpu():
+    """With the same weights and the greatest scores."""
+    run = parsing("reinmax")
+    stack = make_stack([run], "cuda")
+    stack.advance()
+    other = make_stack([run])
+    other.load_state(0, stack.state(0))
+    for examples in (other.model._valid, other.model._test):
+        merges, values = stack.model.parses(examples)
+        expected, right = other.model.parses(examples)
+        # a tie may be broken by rounding
+        assert (merges.cpu() == expected).all(-1).float().mean() > 0.95
+        assert (values.cpu() == right).float().mean() > 0.95

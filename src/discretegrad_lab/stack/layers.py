@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn import functional
 
 
 def generators(seeds: Iterable[int]) -> list[torch.Generator]:
@@ -53,12 +53,17 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all members."""
-        return _Linear.apply(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """The sizes."""
         members, outputs, inputs = self.weight.shape
         return f"members={members}, in_features={inputs}, out_features={outputs}"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x @ weight.mT + bias`` for each member, (members, batch, outputs)."""
+    return _Linear.apply(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -95,7 +100,7 @@ def _layer_of(layer: nn.Module, member: int) -> Callable[[Tensor], Tensor]:
     if not isinstance(layer, Linear):
         return layer
     weight, bias = layer.weight[member].detach(), layer.bias[member].detach()
-    return lambda x: linear(x, weight.to(x.dtype), bias.to(x.dtype))
+    return lambda x: functional.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
 def start_as_glorot(network: nn.Module, generators: Sequence[torch.Generator]) -> None:

@@ -36,6 +36,9 @@ class Group:
     decay: float = 0.0
     """Times the parameters, this is added to the gradient (L2, as ``weight_decay`` of
     ``torch.optim.Adam`` and ``SGD``)."""
+    rate_factors: Tensor | None = None
+    """What the model multiplies the learning rates by while it trains, float64; see ``Plateau``.
+    It belongs to the buffers of the model."""
 
     @classmethod
     def of_runs(

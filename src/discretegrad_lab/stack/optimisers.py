@@ -96,8 +96,11 @@ def _advance(
     rates: Tensor,
     table: Tensor,
     factors: Tensor | None = None,
+    rate_factors: Tensor | None = None,
 ) -> Scalars:
     """Count a step of the living members; what follows from the counts."""
+    if rate_factors is not None:
+        rates = rates * rate_factors.unsqueeze(1)
     if factors is not None:
         # of the learning rates, (members, updates)
         rates = rates * factors.gather(1, steps.clamp(max=factors.shape[1] - 1).unsqueeze(1))
@@ -152,6 +155,8 @@ class Optimiser:
         learning_rates: One for each member.
         schedules: For each member the factor of its learning rate at each of its updates, the last
             one also for all that follow; constant by default.
+        rate_factors: What each learning rate is multiplied by besides, float64, (members,); read at
+            every step, so that others may change it in between.
         clip_norms: For each member the largest norm of its gradient, None for no limit; a larger
             gradient is shortened as ``torch.nn.utils.clip_grad_norm_`` does.
         beta1: Adam's first beta.
@@ -170,6 +175,7 @@ class Optimiser:
         learning_rates: Sequence[float],
         *,
         schedules: Sequence[Sequence[float]] | None = None,
+        rate_factors: Tensor | None = None,
         clip_norms: Sequence[float | None] | None = None,
         beta1: float = BETA1,
         decay: float = 0.0,
@@ -195,6 +201,7 @@ class Optimiser:
         self._factors = None
         if schedules is not None:
             self._factors = torch.tensor(schedules, dtype=torch.float64, device=device)
+        self._rate_factors = rate_factors
         self._longest = None
         if any(norm is not None for norm in clip_norms or ()):
             limits = [[math.inf if norm is None else norm] for norm in clip_norms or ()]
@@ -215,7 +222,13 @@ class Optimiser:
                 whatever their gradients are.
         """
         scalars = self._advance(
-            self._steps, alive, self._is_radam, self._rates, self._table, self._factors
+            self._steps,
+            alive,
+            self._is_radam,
+            self._rates,
+            self._table,
+            self._factors,
+            self._rate_factors,
         )
         states = list(self._states.values())
         ordered = [gradients[name] for name in self._states]

@@ -278,6 +278,7 @@ def _optimiser(group: Group, updates: int, compile: bool) -> Optimiser | Momentu
             group.optimisers,
             group.learning_rates,
             schedules=schedules,
+            rate_factors=group.rate_factors,
             clip_norms=group.clip_norms,
             beta1=group.beta,
             decay=group.decay,

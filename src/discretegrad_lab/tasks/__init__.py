@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "polynomial",
     "vae",
+    "listops",
     "codebook",
     "nas",
     "bernoulli_vae",

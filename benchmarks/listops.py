@@ -1,0 +1,536 @@
+"""Time stacks of Tree-LSTMs on ListOps against the released algorithm, one run at a time.
+
+  step      the network of the paper (hidden size 300, batch 16): time of a run-step in stacks with
+            the five estimators of the paper, and of RLOO with four parses of an expression
+  profile   what a step of the largest stack does on a GPU: kernels by the time that they take, for
+            a short and a long width
+
+A run-step is one step of one member. Beside every stack, in the same rounds, runs the released
+algorithm in plain PyTorch: one run, modules of torch.nn, after every merge all neighbours composed
+anew, ReinMax with stopped gradients, torch.optim.RAdam, clipped gradients, expressions that lie on
+the device in batches of similar lengths, padded to the longest of each. Its round takes batches of
+all lengths in the proportions of the data. An epoch of a stack contains all that training does; its
+two validations are of a few expressions, since nothing is to be learned from them here. All times
+are on the wall clock, with the device idle at both ends. Before a stack is timed, the loss of its
+first epoch must be that of the plain loop: a speedup is never reported on a red gate.
+
+The expressions are a random part of the training set. Without --data they are generated; so few
+of them are shorter than those of the training set, since short ones come first.
+
+The CSV is written after each section and keeps the stored rows of the others; the tables of
+docs/listops.md follow from it (python benchmarks/table.py). DATA holds the folder listops.
+
+examples:
+  PYTHONPATH=src python benchmarks/listops.py --data DATA --commit HASH --output FOLDER
+  PYTHONPATH=src python benchmarks/listops.py --data DATA --only profile
+  PYTHONPATH=src python benchmarks/listops.py --device cpu --quick              does it run?
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import measure
+import pages
+import plain
+import torch
+from measure import Benchmark, Entry, File, Pace, RedGate, Row, Setup
+from stacks import rounded_factors, too_far
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from discretegrad_lab import Stack
+from discretegrad_lab.tasks.listops.batches import order
+from discretegrad_lab.tasks.listops.config import Parsing
+from discretegrad_lab.tasks.listops.data import (
+    CLASSES,
+    VOCABULARY,
+    WIDTHS,
+    Examples,
+    ListOps,
+    generate_listops,
+    load_listops,
+)
+from discretegrad_lab.tasks.listops.model import ParsingModel
+from discretegrad_lab.tasks.listops.recipes import SCORES, settings
+from discretegrad_lab.tasks.listops.scored import ScoredParsing
+
+PLAIN, STACK, SCORED = "plain loop", "stack of five estimators", f"stack of {SCORES[1].label}"
+TOLERANCE = 0.05  # how far the loss of a stack may be from that of the plain loop
+
+
+# what is trained
+
+
+class Plan(NamedTuple):
+    """How large everything is; a rehearsal has other numbers."""
+
+    pace: Pace = Pace(rounds=5, seconds=0.0, calls=1)
+    members: tuple[int, ...] = (25, 5, 1)
+    """Of stacks, the important ones first, should the time run out."""
+    scored: int = 5
+    """Members of the stack of a score function."""
+    steps: int = 200
+    """Of an epoch."""
+    plain_steps: int = 25
+    """Of the plain loop in a round."""
+    held_out: int = 8
+    """Expressions of the validation, and of the test."""
+    longest: int = WIDTHS[-1]
+    """Tokens of an expression."""
+    fields: Mapping[str, Any] = {}
+    """Of the runs, besides those of the recipe."""
+    profiled: tuple[int, ...] = (20, 56)
+    """Widths."""
+
+
+FULL = Plan()
+QUICK = Plan(
+    pace=Pace(rounds=2, seconds=0.0, calls=1),
+    members=(2, 1),
+    scored=1,
+    steps=12,
+    plain_steps=6,
+    held_out=2,
+    longest=20,
+    fields={"hidden": 8, "embedding": 6, "batch": 4, "draws": 3},
+)
+
+
+def plan_of(setup: Setup) -> Plan:
+    return QUICK if setup.quick else FULL
+
+
+def runs_of(members: int, plan: Plan, lines: Sequence[Any] = ()) -> list[Parsing]:
+    """The settings of the paper, with its estimators in turn."""
+    chosen = settings()
+    names = itertools.cycle(lines or ("reinmax", *(key for key in chosen if key != "reinmax")))
+    runs = []
+    for seed, name in zip(range(members), names, strict=False):
+        setting = chosen.get(name, chosen["reinmax"])
+        fields = {**setting._asdict(), "batch": 16, "tf32": True, **plan.fields}
+        runs.append(
+            Parsing(
+                estimator=name,
+                seed=seed,
+                data="generated",
+                examples=plan.steps * fields["batch"],
+                longest=plan.longest,
+                epochs=10**4,
+                **fields,
+            )
+        )
+    return runs
+
+
+def expressions_of(plan: Plan, whole: ListOps | None = None) -> ListOps:
+    """As many as are needed, of a whole data set or generated."""
+    counts = (runs_of(1, plan)[0].train_examples, plan.held_out, plan.held_out)
+    if whole is None:
+        return generate_listops(0, counts, longest=plan.longest)
+    parts = []
+    for part, count in zip(whole, counts, strict=False):
+        generator = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(part.labels), generator=generator)[:count]
+        parts.append(Examples(*(x[chosen] for x in part)))
+    return ListOps(*parts, parts[-1])
+
+
+def stack_of(runs: Sequence[Parsing], expressions: ListOps, device: torch.device) -> Stack:
+    kind = ScoredParsing if runs[0].line.kind == "score" else ParsingModel
+    return Stack(partial(kind, expressions=expressions), runs, device)
+
+
+# the released algorithm in plain PyTorch: one run
+
+
+class PlainTree(nn.Module):
+    """The Gumbel Tree-LSTM as the released programs compute it."""
+
+    def __init__(self, run: Parsing) -> None:
+        super().__init__()
+        size, words = run.hidden, run.embedding
+        self.size, self.tau = size, run.tau
+        self.embedding = nn.Embedding(len(VOCABULARY), words)
+        self.leaf = nn.LSTMCell(words, size)
+        self.composition = nn.Linear(2 * size, 5 * size)
+        self.query = nn.Parameter(torch.empty(size))
+        self.drop = nn.Dropout(run.dropout)
+        self.classifier, self.values = nn.Linear(size, size), nn.Linear(size, CLASSES)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        for weight in (self.embedding.weight, self.query):
+            nn.init.normal_(weight, std=0.01)
+        for weight in (self.leaf.weight_ih, self.classifier.weight):
+            nn.init.kaiming_normal_(weight)
+        for weight in (self.leaf.weight_hh, self.composition.weight):
+            nn.init.orthogonal_(weight)
+        nn.init.ones_(self.leaf.bias_ih[size : 2 * size])
+        nn.init.uniform_(self.values.weight, -0.002, 0.002)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits of the values, (batch, classes)."""
+        root = self.root(self.drop(self.embedding(tokens)), lengths)
+        return self.values(self.drop(self.classifier(self.drop(root)).relu()))
+
+    def root(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The hidden state of the last node, (batch, hidden)."""
+        state = self.leaves(x)
+        longest = x.shape[1]
+        is_word = torch.arange(longest, device=x.device) < lengths.unsqueeze(1)
+        for step in range(longest - 1):
+            left, right = [s[:, :-1] for s in state], [s[:, 1:] for s in state]
+            new = self.composed(left, right)
+            if step < longest - 2:
+                new = self.chosen(new, left, right, is_word[:, step + 1 :])
+            going_on = is_word[:, step + 1].view(-1, 1, 1)
+            state = [torch.where(going_on, n, s) for n, s in zip(new, left, strict=True)]
+        return state[0].squeeze(1)
+
+    def leaves(self, x: Tensor) -> list[Tensor]:
+        """Hidden and cell states of words."""
+        h = c = x.new_zeros(len(x), self.size)
+        hidden, cells = [], []
+        for word in x.unbind(1):
+            h, c = self.leaf(word, (h, c))
+            hidden.append(h)
+            cells.append(c)
+        return [torch.stack(hidden, 1), torch.stack(cells, 1)]
+
+    def composed(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> list[Tensor]:
+        """Those of all pairs of neighbours."""
+        gates = self.composition(torch.cat([left[0], right[0]], -1))
+        i, fl, fr, u, o = gates.chunk(5, -1)
+        c = left[1] * (fl + 1).sigmoid() + right[1] * (fr + 1).sigmoid() + u.tanh() * i.sigmoid()
+        return [o.sigmoid() * c.tanh(), c]
+
+    def chosen(
+        self, new: list[Tensor], left: list[Tensor], right: list[Tensor], mask: Tensor
+    ) -> list[Tensor]:
+        """The sample mixes the states."""
+        scores = (self.query * new[0]).sum(-1) / math.sqrt(self.size)
+        scores = scores.masked_fill(~mask, -1e9).masked_fill(~mask.any(1, keepdim=True), 1.0)
+        z = plain.reinmax(scores, self.tau).unsqueeze(-1)
+        upto = z.cumsum(1)
+        return [
+            z * n + (1 - upto) * a + (upto - z) * b
+            for n, a, b in zip(new, left, right, strict=True)
+        ]
+
+
+class PlainLoop:
+    """Training of one run, as anybody would write it."""
+
+    def __init__(self, run: Parsing, examples: Examples, device: torch.device) -> None:
+        torch.manual_seed(run.seed)
+        self.model = PlainTree(run).to(device)
+        self.optimiser = torch.optim.RAdam(self.model.parameters(), lr=run.learning_rate)
+        self.clip_norm = run.clip_norm
+        self.total = torch.zeros((), device=device)
+        _, batches = order(examples.lengths, run.batch, [run.seed], 0)
+        # each as wide as its longest expression
+        self.batches = []
+        for index in batches[0]:
+            width = int(examples.lengths[index].max())
+            parts = (
+                examples.tokens[index, :width],
+                examples.lengths[index],
+                examples.labels[index],
+            )
+            self.batches.append(tuple(x.to(device) for x in parts))
+
+    def sample(self, count: int) -> list[int]:
+        """So many batches of all widths, in the proportions of the data."""
+        widths = [batch[0].shape[1] for batch in self.batches]
+        by_width = sorted(range(len(widths)), key=widths.__getitem__)
+        places = [int((n + 0.5) * len(widths) / count) for n in range(count)]
+        return [by_width[place] for place in places]
+
+    def steps(self, chosen: Sequence[int]) -> None:
+        """A step with each of these batches."""
+        for number in chosen:
+            tokens, lengths, labels = self.batches[number]
+            loss = cross_entropy(self.model(tokens, lengths), labels)
+            self.optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            self.optimiser.step()
+            self.total += loss.detach()
+
+
+# what a step must do
+
+
+class Work(NamedTuple):
+    """Of one step of one run, at the mean width of the data."""
+
+    width: float
+    """The mean number of words that an expression is padded to."""
+    multiplications: int
+    """Of matrices, each with its addition counted as one more."""
+    weight_bytes: int
+    """Read for every word or merge again, and by the update of the optimiser."""
+    state_bytes: int
+    """For the inner products of every merge with every node that is left."""
+
+
+def work_of(run: Parsing, widths: Sequence[int]) -> Work:
+    """By the formulas of docs/listops.md."""
+    size, words, batch = run.hidden, run.embedding, run.batch
+    leaf, composition = 4 * size * size, 5 * size * 2 * size
+    mean = statistics.fmean(widths)
+    pairs = statistics.fmean(3 * width - 5 for width in widths)
+    merges = mean - 1
+    multiplied = batch * (
+        # forward, gradient of the input, gradient of the weights
+        3 * mean * (4 * size * words + leaf)
+        # forward, the scores' gradient, gradient of the weights; chosen pairs go back once more
+        + (3 * pairs + merges) * composition
+        + 3 * size * (size + CLASSES)
+    )
+    parameters = 4 * size * (words + size + 2) + 5 * size * (2 * size + 1)
+    parameters += size * (size + 1 + CLASSES + 1) + CLASSES + len(VOCABULARY) * words
+    loops = 2 * (mean * leaf + merges * composition)
+    # parameter, gradient and two moments are read, all but the gradient written; the gradient is
+    # written, and read and written when it is clipped
+    weights = 4 * (loops + 10 * parameters)
+    # of a merge, for each place: the node, the composition and the two directions of its pair, and
+    # the gradient, which is read and written
+    nodes = statistics.fmean(width * (width - 1) / 2 for width in widths)
+    states = 4 * batch * nodes * 2 * size * 6
+    return Work(round(mean, 2), round(2 * multiplied), round(weights), round(states))
+
+
+# the measurement
+
+
+def step_rows(setup: Setup) -> Iterator[Row]:
+    plan = plan_of(setup)
+    expressions = expressions_of(plan, setup.data)
+    (run,) = runs_of(1, plan)
+    widths, _ = order(expressions.train.lengths, run.batch, [0], 0)
+    work = work_of(run, widths)
+    about = {"section": "step", "case": named(run), **work._asdict()}
+    stacks = [(STACK, runs_of(members, plan)) for members in plan.members]
+    stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
+    with rounded_factors():
+        with measure.peak_memory(setup) as peak:
+            loop = PlainLoop(run, expressions.train, setup.device)
+            loop.steps(range(len(loop.batches)))
+        learned = loop.total.item() / len(loop.batches)
+        all_plain: list[float] = []
+        for provider, runs in stacks:
+            row = about | {"provider": provider, "members": len(runs)}
+            race = partial(timed, runs, expressions, (loop, learned), setup, all_plain)
+            numbers, row["status"] = measure.attempt(race)
+            measure.release()
+            yield row | (numbers or {})
+    row = about | {"provider": PLAIN, "members": 1, "peak_bytes": peak[0]}
+    if not all_plain:
+        yield row | {"status": "not measured"}
+        return
+    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
+
+
+def timed(
+    runs: Sequence[Parsing],
+    expressions: ListOps,
+    rival: tuple[PlainLoop, float],
+    setup: Setup,
+    all_plain: list[float],
+) -> Row:
+    """Time a stack and the plain loop by turns; the times of the loop are added to a list."""
+    setup.check_time()
+    plan, (loop, learned) = plan_of(setup), rival
+    with measure.peak_memory(setup) as peak:
+        begin = time.perf_counter()
+        stack = stack_of(runs, expressions, setup.device)
+        losses = stack.advance()["train_loss"]
+        first = time.perf_counter() - begin
+    faults = too_far("its loss", statistics.fmean(losses), learned, TOLERANCE)
+    if not all(map(math.isfinite, losses)):
+        faults = ["a loss is not finite"]
+    if faults:
+        raise RedGate("; ".join(faults))
+    run_steps = len(runs) * stack.steps_per_epoch
+    chosen = loop.sample(plan.plain_steps)
+    entries = [
+        Entry(STACK, stack.advance, units=run_steps),
+        Entry(PLAIN, partial(loop.steps, chosen), units=len(chosen)),
+    ]
+    times = measure.race(entries, plan.pace, setup)
+    all_plain += times[PLAIN]
+    epoch = statistics.median(times[STACK]) * run_steps
+    return {
+        "rounds": len(times[STACK]),
+        "steps_per_epoch": stack.steps_per_epoch,
+        **measure.spread("seconds", times[STACK]),
+        **measure.spread("speedup", measure.compared("speedup", times[STACK], times[PLAIN])),
+        # building and capturing, until the stack trains
+        "start_seconds": round(max(first - epoch, 0.0), 2),
+        "peak_bytes": peak[0],
+    }
+
+
+def profile_rows(setup: Setup) -> Iterator[Row]:
+    """The kernels of a step of the largest stack, by their names."""
+    plan = plan_of(setup)
+    if not setup.on_gpu:
+        for width in plan.profiled:
+            about = {"section": "profile", "case": f"width {width}", "provider": "all"}
+            yield about | {"members": plan.members[0], "status": "needs a GPU"}
+        return
+    expressions = expressions_of(plan, setup.data)
+    stack = stack_of(runs_of(plan.members[0], plan), expressions, setup.device)
+    stack.advance()
+    for width in plan.profiled:
+        numbers, status = measure.attempt(partial(profiled, stack, width))
+        about = {"section": "profile", "case": f"width {width}", "members": len(stack.runs)}
+        for provider, row in (numbers or {"all": {}}).items():
+            yield about | {"provider": provider, "status": status, **row}
+
+
+def profiled(stack: Stack, width: int) -> dict[str, Row]:
+    """Launches and seconds of all kernels of a step of a width, and of those that take longest."""
+    model = stack.model
+    model.begin_epoch(0)
+    step = next(n for n in range(1, stack.steps_per_epoch) if model.prepare(n) == width)
+    graph = stack._graphs[model.prepare(step)]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    events = [event for event in profile.events() if event.device_type == on_gpu]
+    seconds, launches = Counter[str](), Counter[str]()
+    for event in events:
+        name = short_name(event.name)
+        seconds[name] += event.device_time * 1e-6
+        launches[name] += 1
+    total = {"launches": len(events), "seconds": measure.rounded(sum(seconds.values()))}
+    return {"all": total} | {
+        name: {"launches": launches[name], "seconds": measure.rounded(spent)}
+        for name, spent in seconds.most_common(12)
+    }
+
+
+def short_name(name: str) -> str:
+    """A kernel without its types and arguments."""
+    parts = [x for x in name.replace("(", "<").split("<") if x.strip(" >")]
+    return " ".join(parts[:1] + [x for x in parts if "Functor" in x or "lambda" in x][:1])[:80]
+
+
+def named(run: Parsing) -> str:
+    return f"hidden size {run.hidden}, batch {run.batch}"
+
+
+FILE = File(
+    "listops.csv",
+    (
+        *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
+        *(*measure.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
+        *Work._fields,
+        *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
+        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "expressions"),
+    ),
+)
+SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
+    "step": step_rows,
+    "profile": profile_rows,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "the data directory with the folder listops (default: generated expressions)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=text)
+
+
+def read_arguments(options: argparse.Namespace) -> tuple[ListOps | None, list[str], Row]:
+    """The data set, if it is wanted."""
+    if options.data is None:
+        return None, [], {"expressions": "generated"}
+    return load_listops(options.data), ["--data DIR"], {"expressions": "of the training set"}
+
+
+BENCHMARK = Benchmark(
+    "benchmarks/listops.py",
+    __doc__,
+    SECTIONS,
+    dict.fromkeys(SECTIONS, FILE),
+    limit_seconds=300.0,
+    add_arguments=add_arguments,
+    read_arguments=read_arguments,
+)
+TARGETS = (
+    pages.Target(
+        {"section": "step", "provider": STACK, "members": "25"},
+        "25 members",
+        "speedup",
+        40.0,
+        "at least {} times the run-steps per second of a plain loop",
+    ),
+)
+
+
+# the page
+
+
+def blocks(results: pages.Results) -> dict[str, str]:
+    """The generated parts of the page."""
+    return {
+        "provenance": pages.provenance(results.rows) or pages.NOT_MEASURED,
+        "targets": pages.targets_table(TARGETS, results.rows),
+        "step": step_table(results.of(section="step")),
+        "floor": floor_table(results.of(section="step")),
+        "profile": profile_table(results.of(section="profile")),
+    }
+
+
+def step_table(rows: Sequence[Row]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: row["provider"],
+        "members": lambda row: row["members"],
+        "a run-step": pages.seconds,
+        "run-steps per second": lambda row: f"{1 / float(row['seconds']):,.1f}",
+        "vs the plain loop": lambda row: pages.ratio(row, "speedup"),
+        "memory": lambda row: pages.size(row["peak_bytes"]),
+        "start": lambda row: f"{float(row['start_seconds']):.1f} s" if row["start_seconds"] else "",
+    }
+    return pages.table(rows, "", columns)
+
+
+def floor_table(rows: Sequence[Row]) -> str:
+    """What a run-step must do, and how long that takes at the measured bandwidth."""
+    row = next(filter(pages.is_ok, rows), None)
+    if row is None:
+        return pages.NOT_MEASURED
+    bandwidth = float(row["copy_bandwidth"])
+    lines = [["matrix work", f"{int(row['multiplications']) / 1e9:.2f} GFLOP", ""]]
+    for name, column in (("weights", "weight_bytes"), ("states", "state_bytes")):
+        moved = int(row[column])
+        lines.append([name, f"{moved / 1e6:.1f} MB", f"{1e6 * moved / bandwidth:.0f} µs"])
+    heading = f"at {pages.tera(row['copy_bandwidth'])}"
+    return pages.markdown([f"at a mean width of {row['width']}", "", heading], lines)
+
+
+def profile_table(rows: Sequence[Row]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: f"{row['case']}: `{row['provider']}`",
+        "launches": lambda row: row["launches"],
+        "time": pages.seconds,
+    }
+    return pages.table(rows, "", columns)
+
+
+PAGE = pages.Page(pages.DOCS / "listops.md", (FILE.name,), blocks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())

@@ -1,0 +1,65 @@
+"""What the paper says of ListOps, held against results."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+from ...stack.lines import line
+from ..base import Claim, read_claims
+from ..evidence import ALPHA, Judgement, Results, Vote, final, lower, plain
+from ..statistics import compare
+from .published import table
+
+_BASELINES = ("stgs", "gr-mck", "gst-1.0", "st")
+
+
+def _best(metric: str) -> Callable[[Results], Judgement]:
+    """Whether ReinMax has the highest mean; the p of the paper's own numbers stands beside ours."""
+
+    def judge(results: Results) -> Judgement:
+        published = {key: cell.summary for key, cell in table(metric).cells.items()}
+        ours = final(results.where(estimator="reinmax"), metric)
+        votes, texts = [], []
+        # further lines are no part of the claim
+        for key in _BASELINES:
+            theirs = final(results.where(estimator=key), metric)
+            votes.append(lower(theirs, ours))
+            if theirs.count:
+                p = compare(ours, theirs).chance or "unknown"
+                paper = compare(published["reinmax"], published[key]).chance or "unknown"
+                texts.append(f"{line(key).label} {theirs.mean:.2f} (p {p}; in the paper {paper})")
+            else:
+                texts.append(f"{line(key).label}, of which no run is finished")
+        mean = f"{ours.mean:.2f}" if ours.count else "without a finished run"
+        return Judgement(votes, f"ReinMax {mean} against {', '.join(texts)}")
+
+    return judge
+
+
+def _alike(results: Results) -> Judgement:
+    """Whether no two baselines differ by more than chance, given how many pairs there are."""
+    metric = "test_accuracy"
+    means = {key: final(results.where(estimator=key), metric) for key in _BASELINES}
+    missing = [line(key).label for key, mean in means.items() if mean.count < 2]
+    if missing:
+        return Judgement([Vote(0)], f"fewer than two finished runs of {', '.join(missing)}")
+    pairs = list(combinations(_BASELINES, 2))
+    chances = [compare(means[first], means[second]).p for first, second in pairs]
+    votes = [plain(p >= ALPHA / len(pairs)) for p in chances]
+    first, second = pairs[chances.index(min(chances))]
+    text = ", ".join(f"{line(key).label} {mean.mean:.2f}" for key, mean in means.items())
+    least = compare(means[first], means[second]).chance
+    names = f"{line(first).label} and {line(second).label}"
+    return Judgement(
+        votes,
+        f"{text}; of {len(pairs)} pairs {names} differ most surely, with p {least}, which is no "
+        f"accident below {ALPHA / len(pairs):.4f}",
+    )
+
+
+_JUDGES = {
+    "best-test": _best("test_accuracy"),
+    "best-valid": _best("valid_accuracy"),
+    "alike": _alike,
+}
+CLAIMS: dict[str, Claim] = read_claims(Path(__file__).with_name("claims.csv"), _JUDGES)
