@@ -127,7 +127,7 @@ def test_a_stack_trains_as_a_plain_loop_and_as_each_member_alone():
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
         for step in range(20):
-            loss = model(IMAGES.train[stack._order[member, step]])
+            loss = model(IMAGES.train[stack._batches.order[member, step]])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

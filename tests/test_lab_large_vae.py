@@ -15,6 +15,7 @@ from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.lines import Line
 from discretegrad_lab.stack.noise import Noise, mixed
 from discretegrad_lab.stack.score import draw, sample_count
+from discretegrad_lab.tasks import pixels
 from discretegrad_lab.tasks.evidence import Results, Row
 from discretegrad_lab.tasks.vae import enumerated, scored
 from discretegrad_lab.tasks.vae import model as vae
@@ -72,7 +73,7 @@ def divergence(logits):
 
 
 def in_double(monkeypatch, *runs, kind=VaeModel):
-    monkeypatch.setattr(vae, "_grey", lambda images: images.double() / 255)
+    monkeypatch.setattr(pixels, "grey", lambda images: images.double() / 255)
     task = kind(runs, CPU, images=IMAGES)
     task._encoder.double()
     task._decoder.double()
@@ -81,7 +82,7 @@ def in_double(monkeypatch, *runs, kind=VaeModel):
 
 def plain_batches(one, task, member, epoch):
     """The batches of an epoch, by the order of the member and generators of torch."""
-    x = IMAGES.train[task._order[member]].double() / 255
+    x = IMAGES.train[task._batches.order[member]].double() / 255
     if not one.binarised:
         return x
     generator = torch.Generator().manual_seed(mixed(one.seed, epoch, 5))
@@ -95,7 +96,7 @@ def test_every_option_trains_as_a_plain_model(fields, monkeypatch):
     samples = recording(task, "_sampler", monkeypatch)
     losses = train(task, STEPS, epoch=2)[:, 1]
     assert losses.dtype == torch.float64
-    assert task._order.max() < (one.images or len(IMAGES.train))
+    assert task._batches.order.max() < (one.images or len(IMAGES.train))
     model = Plain(one)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step, x in enumerate(plain_batches(one, task, 1, 2)[:STEPS]):
@@ -129,9 +130,9 @@ def test_pixels_depend_on_seed_epoch_and_image_alone():
     first = batches(alone, 4)[0]
     assert torch.equal(first[:3], pixels[2])
     # another epoch has other pixels of the same image
-    later, order = batches(alone, 5)[0], alone._order[0].flatten()
+    later, order = batches(alone, 5)[0], alone._batches.order[0].flatten()
     alone.begin_epoch(4)
-    same = first.flatten(0, 1)[alone._order[0].flatten().argsort()]
+    same = first.flatten(0, 1)[alone._batches.order[0].flatten().argsort()]
     other = later.flatten(0, 1)[order.argsort()]
     grey = IMAGES.train[: len(same)].float() / 255
     uncertain = (grey > 0.3) & (grey < 0.7)
@@ -144,7 +145,7 @@ def test_pixels_depend_on_seed_epoch_and_image_alone():
 def test_binary_test_images_are_one_copy():
     one = run(binarised=True)
     task = VaeModel([one, run(binarised=True, seed=7)], CPU, images=IMAGES)
-    assert torch.equal(task._test, vae.binary_copy(IMAGES.test))
+    assert torch.equal(task._test, pixels.binary_copy(IMAGES.test))
     assert set(task._test.unique().tolist()) == {0, 255}
     assert torch.equal(VaeModel([one], CPU, images=IMAGES)._test, task._test)
     first = task.evaluate(10)["test"]

@@ -22,6 +22,7 @@ from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack.layers import generators, mlp
 from discretegrad_lab.stack.noise import Noise
+from discretegrad_lab.tasks import pixels
 from discretegrad_lab.tasks.evidence import Measured, Results, Row
 from discretegrad_lab.tasks.vae import measures
 from discretegrad_lab.tasks.vae import model as vae
@@ -131,7 +132,7 @@ def test_bounds_do_not_overflow_and_do_not_depend_on_the_parts():
 
 def scaled(monkeypatch, *runs, test=IMAGES.test):
     """A model whose codes matter, in float64."""
-    monkeypatch.setattr(vae, "_grey", lambda images: images.double() / 255)
+    monkeypatch.setattr(pixels, "grey", lambda images: images.double() / 255)
     model = VaeModel(runs, CPU, images=IMAGES._replace(test=test))
     model._encoder.double()
     model._decoder.double()

@@ -52,7 +52,7 @@ def test_several_samples_train_as_a_plain_model(line, monkeypatch):
     assert drawn[0].shape == (2, SAMPLES, one.batch, one.latents)
     model = Plain(one)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for step, batch in enumerate(IMAGES.train[task._order[1]][:STEPS]):
+    for step, batch in enumerate(IMAGES.train[task._batches.order[1]][:STEPS]):
         x, index = batch.double() / 255, drawn[step][1]
         logits = model.logits(x)
         term = 0.0

@@ -124,7 +124,7 @@ def test_loss_and_gradient_are_those_of_a_plain_model(monkeypatch):
     gradients = dict(zip(task.parameters, found, strict=True))
     for member, one in enumerate(runs):
         model = Plain(one.seed)
-        images = IMAGES.train[task._order[member, 1]]
+        images = IMAGES.train[task._batches.order[member, 1]]
         loss = model(images, samples[1][1][member].argmax(-1), one.estimator, one.tau)
         loss.backward()
         torch.testing.assert_close(losses[member], loss.detach(), **CLOSE)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..stack.compilation import compiled, worth_compiling
 from ..stack.noise import Noise
+from .pixels import take
 
 # the stream of random numbers of the order, besides that of training
 _ORDER = 1
@@ -29,30 +31,26 @@ class Batches:
                 f"expected a batch of at most the {len(images)} training images, got {batch}"
             )
         self.steps_per_epoch = len(images) // batch
-        self._images = images.to(device)
+        self.images = images.to(device)
         self._noise = Noise(seeds, device)
+        fuse = worth_compiling(device, len(seeds) * batch * images.shape[1])
+        self._take = compiled(take) if fuse else take
         # both stay where they are, so that a graph can read them
         shape = (len(seeds), self.steps_per_epoch, batch)
-        self._order = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.order = torch.zeros(shape, dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, epoch: int) -> None:
         """Put the images in each member's own new order."""
         self._noise.begin(epoch, _ORDER)
         # stable: images with equal numbers are in one order on every device
-        order = self._noise.uniform(len(self._images)).argsort(dim=1, stable=True)
-        self._order.copy_(order[:, : self._order[0].numel()].view_as(self._order))
+        order = self._noise.uniform(len(self.images)).argsort(dim=1, stable=True)
+        self.order.copy_(order[:, : self.order[0].numel()].view_as(self.order))
         self.step.zero_()
 
     def next(self) -> Tensor:
         """(members, batch, pixels), in [0, 1]."""
-        index = self._order.index_select(1, self.step)
+        index = self.order.index_select(1, self.step)
         self.step.add_(1).remainder_(self.steps_per_epoch)
         members, _, batch = index.shape
-        pixels = self._images.index_select(0, index.flatten())
-        return grey(pixels).view(members, batch, -1)
-
-
-def grey(images: Tensor) -> Tensor:
-    """Pixels from 0 to 255 as numbers in [0, 1]."""
-    return images.float() / 255
+        return self._take(self.images, index.flatten()).view(members, batch, -1)

@@ -23,8 +23,9 @@ from ...stack.layers import generators, mlp
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
-from ..batches import Batches, grey
+from ..batches import Batches
 from ..data import Images, load_mnist
+from ..pixels import grey
 from .config import Codebook
 from .quantiser import Quantiser
 

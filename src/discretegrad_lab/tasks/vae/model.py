@@ -27,9 +27,9 @@ from ...stack.layers import generators, mlp
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
+from .. import pixels
+from ..batches import Batches
 from ..data import Images, load_mnist
-from ..pixels import binary_copy
-from ..pixels import grey as _grey
 from .config import Vae
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients, reconstruction
 
@@ -45,7 +45,8 @@ _TEST_BATCH = 5 * _DRAWN
 # images in a row of a picture
 _SHOWN = 12
 # the streams of random numbers besides the one of training
-_ORDER, _TEST, _PICTURES = 1, 2, 3
+# 1 is that of the order of the images
+_TEST, _PICTURES = 2, 3
 # 4 is that of compared gradients
 _PIXELS = 5
 # 6 is that of measures
@@ -84,14 +85,11 @@ class VaeModel(Model):
             self._sampler = Sampler(trained, self._noise)
         train, test = load_mnist(data) if images is None else images
         train = train[: run.images]
-        if len(train) < run.batch:
-            raise ValueError(
-                f"expected a batch of at most the {len(train)} training images, got {run.batch}"
-            )
+        self._batches = Batches(train, seeds, run.batch, device)
+        self.steps_per_epoch, self.counters = self._batches.steps_per_epoch, [self._batches.step]
         # of its own too, so that all estimators see the same pixels
         self._pixel_noise = Noise(seeds, device) if run.binarised else None
-        self._train, self._test = train.to(device), self._settled(test).to(device)
-        self.steps_per_epoch = len(train) // run.batch
+        self._test = self._settled(test).to(device)
         self._epochs, self._members = run.epochs, len(runs)
         self._latents, self._categories = run.latents, run.categories
 
@@ -109,26 +107,15 @@ class VaeModel(Model):
 
         # what is all memory traffic in a step
         fuse = worth_compiling(device, self._members * run.batch * PIXELS)
-        self._take = compiled(_take) if fuse else _take
         self._logits = compiled(_logits) if fuse else _logits
         self._loss = compiled(_loss) if fuse else _loss
-
-        # which images a step takes; both stay where they are, so that a graph can read them
-        shape = (self._members, self.steps_per_epoch, run.batch)
-        self._order = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.counters = [self._step]
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the images in each member's own new order, and start the random numbers.
 
         Images that do not fill a batch are left out of the epoch.
         """
-        self._aside.begin(epoch, _ORDER)
-        # stable: images with equal numbers are in one order on every device
-        order = self._aside.uniform(len(self._train)).argsort(dim=1, stable=True)
-        self._order.copy_(order[:, : self._order[0].numel()].view_as(self._order))
-        self._step.zero_()
+        self._batches.begin(epoch)
         self._noise.begin(epoch)
         if self._pixel_noise is not None:
             self._pixel_noise.begin(epoch, _PIXELS)
@@ -161,7 +148,7 @@ class VaeModel(Model):
             return {}
         values = dict.fromkeys(NAMES, [math.nan] * self._members)
         if epoch in STOPS or epoch == self._epochs:
-            x = _grey(self._settled(self._train[:IMAGES]))
+            x = pixels.grey(self._settled(self._batches.images[:IMAGES]))
             logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
             compared = [
                 compare_gradients(
@@ -170,7 +157,7 @@ class VaeModel(Model):
                 for member, run in enumerate(self._runs)
             ]
             values = {name: [numbers[name] for numbers in compared] for name in NAMES}
-        device = self._train.device
+        device = self._test.device
         return {
             name: torch.tensor(numbers, dtype=torch.float64, device=device)
             for name, numbers in values.items()
@@ -185,7 +172,7 @@ class VaeModel(Model):
             images: (images, 784), from 0 to 255.
         """
         self._aside.begin(0, _PICTURES)
-        x = _grey(self._settled(images).to(self._train.device))
+        x = pixels.grey(self._settled(images).to(self._test.device))
         logits = _logits(self._encoder, x.expand(self._members, -1, -1), self._latents)
         means = _pixels(self._decoder, self._draw(logits))
         return x, means[member].sigmoid()
@@ -201,7 +188,7 @@ class VaeModel(Model):
         """All test images in their order, (members, size, 784), each with the logits of its code,
         (members, size, latents, categories)."""
         for images in self._test.split(size):
-            x = _grey(images).expand(self._members, -1, -1)
+            x = pixels.grey(images).expand(self._members, -1, -1)
             yield x, _logits(self._encoder, x, self._latents)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -215,9 +202,7 @@ class VaeModel(Model):
 
     def _next_batch(self) -> Tensor:
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
-        index = self._order.index_select(1, self._step)
-        self._step.add_(1).remainder_(self.steps_per_epoch)
-        x = self._take(self._train, index.flatten()).view(self._members, -1, PIXELS)
+        x = self._batches.next()
         if self._pixel_noise is None:
             return x
         uniform = self._pixel_noise.uniform(*x.shape[1:])
@@ -226,7 +211,7 @@ class VaeModel(Model):
 
     def _settled(self, images: Tensor) -> Tensor:
         """Images outside of training, from 0 to 255: as they are, or one binary copy of them."""
-        return images if self._pixel_noise is None else binary_copy(images)
+        return images if self._pixel_noise is None else pixels.binary_copy(images)
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Samples without a gradient; no estimator matters to their distribution."""
@@ -339,7 +324,3 @@ def _sizes(run: Vae) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The widths of the encoder's and the decoder's layers, from input to output."""
     encoder = (PIXELS, *HIDDEN, run.latents * run.categories)
     return encoder, encoder[::-1]
-
-
-def _take(images: Tensor, index: Tensor) -> Tensor:
-    return _grey(images.index_select(0, index))
