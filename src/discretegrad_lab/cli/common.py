@@ -103,6 +103,9 @@ ResultsDirectory = Annotated[
     Path,
     typer.Option("--results", metavar="DIR", help="Tables and pages go to a folder in it."),
 ]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU if there is one.")
+]
 DataDirectory = Annotated[
     Path | None,
     typer.Option(

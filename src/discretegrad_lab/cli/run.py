@@ -54,9 +54,7 @@ def run(
     seeds: common.Seeds = None,
     estimators: common.Estimators = None,
     changes: common.Changes = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU if there is one.")
-    ] = "auto",
+    device: common.Device = "auto",
     runs: common.RunsDirectory = Path("runs"),
     data: common.DataDirectory = None,
     budget: Annotated[

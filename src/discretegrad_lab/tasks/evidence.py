@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..stack.lines import line
 from .statistics import Summary, compare, summarise
 
 if TYPE_CHECKING:
@@ -149,6 +150,41 @@ def lower(first: Summary, second: Summary) -> Vote:
         return Vote(0)
     p = compare(first, second).p if math.isfinite(difference) else 0.0
     return Vote((difference < 0) - (difference > 0), 0.0 if math.isnan(p) else p)
+
+
+def best(
+    results: Results,
+    metric: str,
+    first: str,
+    others: Iterable[str],
+    published: Mapping[str, Summary],
+    *,
+    lowest: bool = True,
+) -> Judgement:
+    """Whether a line has the best mean; the p of the published numbers stands beside ours.
+
+    Args:
+        results: All runs.
+        metric: What is compared.
+        first: The key of the line.
+        others: The keys of those that it should be better than.
+        published: Of all of them.
+        lowest: Whether the lowest mean is the best, or the highest.
+    """
+    ours = final(results.where(estimator=first), metric)
+    votes, texts = [], []
+    for key in others:
+        theirs = final(results.where(estimator=key), metric)
+        votes.append(lower(ours, theirs) if lowest else lower(theirs, ours))
+        if theirs.count:
+            p = compare(ours, theirs).chance or "unknown"
+            paper = compare(published[first], published[key]).chance or "unknown"
+            texts.append(f"{line(key).label} {theirs.mean:.2f} (p {p}; in the paper {paper})")
+        else:
+            texts.append(f"{line(key).label}, of which no run is finished")
+    mean = f"{ours.mean:.2f}" if ours.count else "without a finished run"
+    text = f"{line(first).label} {mean} against {', '.join(texts) or 'nothing'}"
+    return Judgement(votes or [Vote(0)], text)
 
 
 def plain(as_claimed: bool) -> Vote:

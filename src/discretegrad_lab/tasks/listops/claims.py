@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...stack.lines import line
 from ..base import Claim, read_claims
-from ..evidence import ALPHA, Judgement, Results, Vote, final, lower, plain
+from ..evidence import ALPHA, Judgement, Results, Vote, best, final, plain
 from ..statistics import compare
 from .published import table
 
@@ -18,20 +18,7 @@ def _best(metric: str) -> Callable[[Results], Judgement]:
 
     def judge(results: Results) -> Judgement:
         published = {key: cell.summary for key, cell in table(metric).cells.items()}
-        ours = final(results.where(estimator="reinmax"), metric)
-        votes, texts = [], []
-        # further lines are no part of the claim
-        for key in _BASELINES:
-            theirs = final(results.where(estimator=key), metric)
-            votes.append(lower(theirs, ours))
-            if theirs.count:
-                p = compare(ours, theirs).chance or "unknown"
-                paper = compare(published["reinmax"], published[key]).chance or "unknown"
-                texts.append(f"{line(key).label} {theirs.mean:.2f} (p {p}; in the paper {paper})")
-            else:
-                texts.append(f"{line(key).label}, of which no run is finished")
-        mean = f"{ours.mean:.2f}" if ours.count else "without a finished run"
-        return Judgement(votes, f"ReinMax {mean} against {', '.join(texts)}")
+        return best(results, metric, "reinmax", _BASELINES, published, lowest=False)
 
     return judge
 

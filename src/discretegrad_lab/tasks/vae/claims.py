@@ -5,8 +5,7 @@ from pathlib import Path
 
 from ...stack.lines import line
 from ..base import Claim, read_claims
-from ..evidence import Judgement, Results, Vote, final, lower
-from ..statistics import compare
+from ..evidence import Judgement, Results, Vote, best, final, lower
 from .config import OWN
 from .gradient_claims import accurate, baseline
 from .published import cells
@@ -26,21 +25,10 @@ def _best(metric: str, table: int, *columns: str) -> Callable[[Results], Judgeme
             for key, cell in cells().items()
             if key[0] == table and key[2] in (columns or (column,))
         }
-        ours = final(results.where(estimator="reinmax"), metric)
-        votes, texts = [], []
         # further lines are no part of the claim
-        for key in (key for key in results.estimators() if key in published and key != "reinmax"):
-            theirs = final(results.where(estimator=key), metric)
-            votes.append(lower(ours, theirs))
-            if theirs.count:
-                p = compare(ours, theirs).chance or "unknown"
-                paper = compare(published["reinmax"], published[key]).chance or "unknown"
-                texts.append(f"{line(key).label} {theirs.mean:.2f} (p {p}; in the paper {paper})")
-            else:
-                texts.append(f"{line(key).label}, of which no run is finished")
-        mean = f"{ours.mean:.2f}" if ours.count else "without a finished run"
-        against = f"ReinMax {mean} against {', '.join(texts) or 'nothing'}"
-        return Judgement(votes or [Vote(0)], f"{column} only: {against}")
+        baselines = [x for x in results.estimators() if x in published and x != "reinmax"]
+        votes, text = best(results, metric, "reinmax", baselines, published)
+        return Judgement(votes, f"{column} only: {text}")
 
     return judge
 
