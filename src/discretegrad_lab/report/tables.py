@@ -99,6 +99,7 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         f"standard deviation over {table.runs} runs. Ours: mean ± half the 95 % interval. "
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
+    caption = " ".join(filter(None, (caption, reading.note)))
     ours = "ours", "median", "runs", "failed"
     headings = ("", "published", *ours, "difference", "p", "verdict", *TUNED.values())
     return TextTable(
@@ -183,6 +184,7 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     caption = f"{what}: mean ± half the 95 % interval over {number} runs."
     if alike:
         caption += f" All with {', '.join(alike)}."
+    caption = " ".join(filter(None, (caption, reading.note)))
     return TextTable(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
 
 
