@@ -509,8 +509,9 @@ def test_accuracy_by_size():
 
 def test_pictures_show_both_trees():
     tokens = parse("[MAX 1 [MIN 2 3] ]").tokens
-    picture = drawings.draw_trees(tokens, trees.left_branching(len(tokens)), 4)
-    assert picture == drawings.draw_trees(list(tokens), [0] * 8, 4)
+    parsed = drawings.Parsed(tokens, trees.left_branching(len(tokens)), 4)
+    picture = drawings.draw_trees(parsed)
+    assert picture == drawings.draw_trees(drawings.Parsed(list(tokens), [0] * 8, 4))
     root = ElementTree.fromstring(picture)
     learned, right = root.findall("{*}g")
     texts = [[x.text for x in tree.findall("{*}text")] for tree in (learned, right)]
@@ -526,9 +527,17 @@ def test_pictures_show_both_trees():
         for mark in group.findall("{*}circle"):
             assert 0 < shift + float(mark.get("cx")) < width
             assert 0 < float(mark.get("cy")) < height
-    assert "answer" not in drawings.draw_trees(("7",), [])
+    # several, one below the other
+    digit = drawings.Parsed(("7",), [])
+    assert "answer" not in drawings.draw_trees(digit)
+    several = ElementTree.fromstring(drawings.draw_trees(parsed, digit))
+    shifts = [x.get("transform").split()[1] for x in several.findall("{*}g")]
+    assert shifts == ["0)", "0)", f"{height:g})", f"{height:g})"]
+    assert float(several.get("viewBox").split()[3]) > height
     with pytest.raises(ValueError, match="expected 8 merges for 9 tokens, got 7"):
-        drawings.draw_trees(tokens, [0] * 7)
+        drawings.draw_trees(drawings.Parsed(tokens, [0] * 7))
+    with pytest.raises(ValueError, match="got none; give at least one"):
+        drawings.draw_trees()
 
 
 # the real files

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..tasks.base import Metric
-from ..tasks.evidence import DROPPED, NEAR, decimal
+from ..tasks.evidence import DASH, DROPPED, NEAR, with_half
 from ..tasks.statistics import compare
 from .document import TextTable
-from .entries import DASH, Entry
+from .entries import Entry
 from .reading import TUNED, Reading
 
 
@@ -230,14 +230,6 @@ def _percent_from(entry: Entry, value: float, half: float = math.nan) -> str:
     share = 100 / entry.optimum
     sign = 1 if entry.metric.direction == "down" else -1
     return with_half(sign * (share * value - 100), abs(share) * half, 2)
-
-
-def with_half(value: float, half: float, places: int, sign: str = "") -> str:
-    """A mean with half its interval, as far as they are known."""
-    if not math.isfinite(value):
-        return DASH
-    text = decimal(value, places, sign)
-    return f"{text} ± {decimal(half, places)}" if math.isfinite(half) else text
 
 
 def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:

@@ -227,6 +227,11 @@ class ParsingModel(Model):
         parsed = parse(leaves, batch.lengths, self.network.composer, greatest)
         return parsed, self.network.classify(parsed.root, _nothing)
 
+    @property
+    def test(self) -> Examples:
+        """The full test set."""
+        return self._test
+
     @torch.no_grad()
     def parses(self, examples: Examples) -> tuple[Tensor, Tensor]:
         """How each member merges each expression, and the value that it reads off.
