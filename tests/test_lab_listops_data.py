@@ -35,6 +35,7 @@ from discretegrad_lab.tasks.listops.expressions import (
     parse,
     published,
 )
+from discretegrad_lab.tasks.listops.measures import SHOWN
 
 FAMILY_WISE = 1e-6
 P_VALUES = 40
@@ -563,6 +564,11 @@ def test_the_real_files():
     assert (len(train), len(valid), len(test)) == (77_202, 857, 8_689)
     assert train.isdisjoint(valid | test)
     assert valid.isdisjoint(test)
+    # those that are drawn are the first of their sizes
+    nested = data.depths(listops.long_test.tokens) > 2
+    for tokens in SHOWN:
+        (number, *_) = (nested & (listops.long_test.lengths == len(tokens))).nonzero()
+        assert data.decode(listops.long_test.tokens[number[0]]) == tokens
 
 
 @needs_files

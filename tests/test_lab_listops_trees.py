@@ -36,7 +36,7 @@ from discretegrad_lab.tasks.listops.measures import (
     UNSHOWN,
     measure,
 )
-from discretegrad_lab.tasks.listops.model import SEED, ParsingModel
+from discretegrad_lab.tasks.listops.model import SEED, ParsingModel, expressions_of
 from discretegrad_lab.tasks.listops.trees import baselines, merged_spans, score
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def test_numbers_of_models_are_those_of_their_parses(monkeypatch):
             assert drawn == plain
             assert len(merged_spans(drawn)) == len(tokens) - 1
             assert [measured[measures.answer_name(number)][member]] == answer
-    assert measured["tree_f1"][0] != measured["tree_f1"][1]
+    assert measured["test_tree_f1"][0] != measured["test_tree_f1"][1]
     for name, values in measure(model(1, expressions=parts)).items():
         torch.testing.assert_close(values[0], measured[name][1], equal_nan=True)
 
@@ -121,7 +121,7 @@ def test_digits_alone_have_no_trees():
     short = generate_listops(1, (24, 2, 2), longest=40)
     digits = encode([("7",), ("1",)])
     measured = measure(model(0, expressions=ListOps(short.train, short.valid, digits, digits)))
-    assert "tree_f1" not in measured
+    assert "test_tree_f1" not in measured
     assert measured[LENGTH.examples(1)] == measured[DEPTH.examples(1)] == 2
 
 
@@ -183,6 +183,14 @@ def test_results_on_the_files_say_that_the_training_set_was_regenerated():
             assert REGENERATED in item.caption, item.title
     wide = next(item for item in shown if isinstance(item, TextTable))
     assert [row[0] for row in wide.rows[:2]] == ["batches of similar lengths", "uniform batches"]
+
+
+def test_no_model_was_trained_on_what_is_drawn():
+    """The files are seen to in test_the_real_files."""
+    train = expressions_of(QUICK.runs()[0]).train
+    short = [tokens for tokens in SHOWN if len(tokens) <= QUICK.runs()[0].longest]
+    assert short
+    assert {decode(row) for row in train.tokens}.isdisjoint(short)
 
 
 def test_only_expressions_that_are_not_longer_than_those_of_the_training_are_drawn():

@@ -71,7 +71,7 @@ DEPTH = Grouping("depth", (2, 3, 4, 5, 6, 8, 10, 14, _MOST))
 
 def tree_name(field: str, baseline: str = "") -> str:
     """The name of a score of the learned trees, or of a baseline, in percent."""
-    return f"{baseline.replace('-', '_') or 'tree'}_{field}"
+    return f"{baseline.replace('-', '_') or 'test_tree'}_{field}"
 
 
 def merge_name(number: int, place: int) -> str:
@@ -139,7 +139,9 @@ def _trees(
         name: [scores] * members for name, scores in baselines(expressions, SEED).items()
     }
     return {
-        tree_name(field, name): torch.tensor([_percent(x, field) for x in scores]).double()
+        tree_name(field, name): torch.tensor(
+            [_percent(x, field) for x in scores], dtype=torch.float64
+        )
         for name, scores in trees.items()
         for field in SCORES
     }
@@ -157,7 +159,7 @@ def _accuracies(test: Examples, right: Tensor) -> dict[str, Tensor]:
         members = [accuracy_by(sizes.tolist(), own.tolist(), grouping.lasts) for own in right]
         for groups in zip(*members, strict=True):
             first = groups[0].first
-            shares = torch.tensor([group.accuracy for group in groups]).double()
+            shares = torch.tensor([group.accuracy for group in groups], dtype=torch.float64)
             measured[grouping.accuracy(first)] = 100 * shares
             measured[grouping.examples(first)] = torch.full_like(shares, groups[0].examples)
     return measured

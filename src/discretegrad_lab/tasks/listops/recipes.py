@@ -26,7 +26,7 @@ TASK = Task(
         Metric("best_valid_accuracy", "Best valid accuracy, %", 2, "up"),
         Metric("best_test_accuracy", "Test accuracy at best valid, %", 2, "up"),
         Metric("best_full_accuracy", "Full test accuracy at best valid, %", 2, "up"),
-        Metric("tree_f1", "F1 of the trees, %", 2, "up"),
+        Metric("tree_f1", "Valid F1 of the trees, %", 2, "up"),
         Metric("valid_loss", "Valid loss", 3),
         Metric("train_loss", "Train loss", 3),
     ),
