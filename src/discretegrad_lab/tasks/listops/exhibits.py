@@ -132,6 +132,7 @@ def _parses(row: Row) -> Iterator[Parsed]:
     """Of those expressions that are not longer than what the model was trained on."""
     values = row.measured.values if row.measured else {}
     for number, tokens in enumerate(SHOWN):
-        if len(tokens) <= row.config["longest"]:
+        # models that were measured before an expression was added do not have it
+        if len(tokens) <= row.config["longest"] and answer_name(number) in values:
             merges = [int(values[merge_name(number, n)]) for n in range(len(tokens) - 1)]
             yield Parsed(tokens, merges, int(values[answer_name(number)]))

@@ -32,7 +32,7 @@ SHOWN: tuple[Tokens, ...] = tuple(
     )
 )
 """Whose trees are drawn: the first expressions of the test set that have 11, 19 and 26 tokens, and
-lists within a list."""
+lists within a list. Stored numbers name them by their places, so further ones come last."""
 BASELINES = ("left-branching", "right-branching", "random")
 SCORES = {"f1": "F1", "lists": "lists", "exact": "exactly right"}
 """Fields of ``TreeScores``, and how tables call them."""
