@@ -15,6 +15,7 @@ from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
 from discretegrad_lab.tasks.bernoulli_vae import recipes
 from discretegrad_lab.tasks.bernoulli_vae.images import Split
 from discretegrad_lab.tasks.listops.config import Parsing
+from discretegrad_lab.tasks.listops.measures import measure as measure_parses
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
@@ -410,13 +411,18 @@ def parsing(estimator, **fields):
 SCORED = Line("RLOO-2", "leave_one_out", num_samples=2)
 
 
-@pytest.mark.parametrize("lines", [SAMPLERS, [SCORED]], ids=["samplers", "score"])
-def test_parses_in_graphs_are_those_of_steps_and_of_members_alone(lines):
-    runs = [parsing(line, seed=seed, tau=0.9) for line in lines for seed in (0, 1)]
+@pytest.mark.parametrize(
+    ("lines", "widths"),
+    [(SAMPLERS, {8, 13, 20}), ([SCORED], {8, 13, 20}), (["reinmax"], {20})],
+    ids=["samplers", "score", "as released"],
+)
+def test_parses_in_graphs_are_those_of_steps_and_of_members_alone(lines, widths):
+    fields = {"tau": 0.9, "bucketed": len(widths) > 1}
+    runs = [parsing(line, seed=seed, **fields) for line in lines for seed in (0, 1)]
     captured, metrics = trained(runs)
     eager, same = trained(runs, graph=False)
     # a graph for each width
-    assert len(captured._graphs) == len({8, 13, 20})
+    assert len(captured._graphs) == len(widths)
     for run in runs:
         assert_same(captured, eager, run)
     for row, other in zip(metrics, same, strict=True):
@@ -438,3 +444,8 @@ def test_a_parse_on_the_gpu_is_that_of_the_cpu():
         # a tie may be broken by rounding
         assert (merges.cpu() == expected).all(-1).float().mean() > 0.95
         assert (values.cpu() == right).float().mean() > 0.95
+    measured, same = (measure_parses(x.model) for x in (stack, other))
+    assert measured.keys() == same.keys()
+    # of 19 expressions, one may have another tree
+    assert measured["test_tree_f1"].item() == pytest.approx(same["test_tree_f1"].item(), abs=6)
+    assert measured["random_f1"].item() == pytest.approx(same["random_f1"].item())

@@ -357,6 +357,28 @@ def test_every_epoch_has_other_batches_of_the_same_widths_for_all_members():
     assert torch.equal(chosen[1:], order(lengths, 8, [2], 5)[1])
 
 
+def test_batches_as_released_have_one_width_and_any_lengths():
+    fields = {"examples": 96, "longest": 40, "bucketed": False}
+    runs = [run(seed=seed, **fields) for seed in (1, 2)]
+    model = ParsingModel(runs, CPU)
+    similar = [dataclasses.replace(own, bucketed=True) for own in runs]
+    losses, others = (make_stack(x).advance()["train_loss"] for x in (runs, similar))
+    assert losses != others
+    model.begin_epoch(0)
+    shortest = []
+    for step in range(model.steps_per_epoch):
+        assert model.prepare(step) == 41
+        shortest.append(int(model._batch.lengths.min()))
+    assert len(model._batches) == 1
+    # with similar lengths, the batches of the widest kind would have no short one
+    assert max(shortest) <= 13
+    assert memory(runs[0]) < memory(similar[0])
+    assert runs[0].stack_key != similar[0].stack_key
+    # what is as it was has the identity that it had
+    assert runs[0].document()["bucketed"] is False
+    assert "bucketed" not in similar[0].document()
+
+
 def test_a_pass_sees_every_expression_once():
     lengths = torch.tensor([3, 50, 7, 7, 12, 1, 99])
     parts = chunks(lengths, 60)
@@ -513,6 +535,7 @@ def test_a_state_holds_the_plateau_and_the_best():
         ({"data": "listops", "examples": None}, "99 as longest"),
         ({"dropout": 1.0}, "below 1 as dropout, got 1.0"),
         ({"patience": 0}, "whole number as patience"),
+        ({"bucketed": 1}, "True or False as bucketed, got 1"),
         ({"estimator": "exact"}, "makes a sample, or leave_one_out, got 'exact'"),
         ({"estimator": Line("Tree", "disarm_tree")}, "got 'tree'"),
         ({"estimator": Line("RLOO-1", "leave_one_out", num_samples=1)}, "at least 2"),

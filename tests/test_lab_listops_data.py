@@ -35,6 +35,7 @@ from discretegrad_lab.tasks.listops.expressions import (
     parse,
     published,
 )
+from discretegrad_lab.tasks.listops.measures import SHOWN
 
 FAMILY_WISE = 1e-6
 P_VALUES = 40
@@ -509,8 +510,9 @@ def test_accuracy_by_size():
 
 def test_pictures_show_both_trees():
     tokens = parse("[MAX 1 [MIN 2 3] ]").tokens
-    picture = drawings.draw_trees(tokens, trees.left_branching(len(tokens)), 4)
-    assert picture == drawings.draw_trees(list(tokens), [0] * 8, 4)
+    parsed = drawings.Parsed(tokens, trees.left_branching(len(tokens)), 4)
+    picture = drawings.draw_trees(parsed)
+    assert picture == drawings.draw_trees(drawings.Parsed(list(tokens), [0] * 8, 4))
     root = ElementTree.fromstring(picture)
     learned, right = root.findall("{*}g")
     texts = [[x.text for x in tree.findall("{*}text")] for tree in (learned, right)]
@@ -526,9 +528,17 @@ def test_pictures_show_both_trees():
         for mark in group.findall("{*}circle"):
             assert 0 < shift + float(mark.get("cx")) < width
             assert 0 < float(mark.get("cy")) < height
-    assert "answer" not in drawings.draw_trees(("7",), [])
+    # several, one below the other
+    digit = drawings.Parsed(("7",), [])
+    assert "answer" not in drawings.draw_trees(digit)
+    several = ElementTree.fromstring(drawings.draw_trees(parsed, digit))
+    shifts = [x.get("transform").split()[1] for x in several.findall("{*}g")]
+    assert shifts == ["0)", "0)", f"{height:g})", f"{height:g})"]
+    assert float(several.get("viewBox").split()[3]) > height
     with pytest.raises(ValueError, match="expected 8 merges for 9 tokens, got 7"):
-        drawings.draw_trees(tokens, [0] * 7)
+        drawings.draw_trees(drawings.Parsed(tokens, [0] * 7))
+    with pytest.raises(ValueError, match="got none; give at least one"):
+        drawings.draw_trees()
 
 
 # the real files
@@ -554,6 +564,11 @@ def test_the_real_files():
     assert (len(train), len(valid), len(test)) == (77_202, 857, 8_689)
     assert train.isdisjoint(valid | test)
     assert valid.isdisjoint(test)
+    # those that are drawn are the first of their sizes
+    nested = data.depths(listops.long_test.tokens) > 2
+    for tokens in SHOWN:
+        (number, *_) = (nested & (listops.long_test.lengths == len(tokens))).nonzero()
+        assert data.decode(listops.long_test.tokens[number[0]]) == tokens
 
 
 @needs_files

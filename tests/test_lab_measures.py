@@ -317,7 +317,7 @@ def test_what_cannot_be_measured_is_named(place):
     assert "expected finished runs of digits in runs, got none" in result.stderr
     result = call("measure", TINY.name)
     assert result.exit_code == 2
-    assert "measures finished models (vae), got runs of polynomial" in result.stderr
+    assert "measures finished models (vae, listops), got runs of polynomial" in result.stderr
     assert call("measure", RECIPE.name, "--budget", "soon").exit_code == 2
 
 

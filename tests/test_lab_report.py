@@ -424,7 +424,7 @@ def test_wide_tables_have_a_column_for_each_estimator():
     names = [line[0] for line in tables[0].rows]
     assert names[:2] == ["8 latents, batch 16", "8 latents, batch 64"]
     assert (names[9:], tables[0].rows[9][1]) == (["τ"], "0.7")
-    assert tables[0].caption.endswith("All with optimiser adam, learning rate 0.001.")
+    assert "All with optimiser adam, learning rate 0.001. The paper" in tables[0].caption
     where = {"target": "spread", "latents": 32}
     values = [
         run.metrics["expected_loss"] for run in found.where(estimator="st", batch=256, **where)

@@ -7,13 +7,11 @@ from statistics import median
 from typing import Any
 
 from ..tasks.base import Cell, Metric
-from ..tasks.evidence import DROPPED, STATES, Results, Row, arrival, final
+from ..tasks.evidence import DASH, DROPPED, STATES, Results, Row, arrival, final
 from ..tasks.statistics import Comparison, Summary, compare, summarise
 from .document import printable
 from .reading import TUNED, Look, Reading
 from .results import significant, to_csv
-
-DASH = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..tasks.base import Metric
-from ..tasks.evidence import Measured, Results, Row
+from ..tasks.evidence import Measured, Results, Row, with_half
 from ..tasks.statistics import summarise
 from .document import TextTable
 from .reading import Reading
-from .tables import with_half
+
+_CAPTION = "Measured after training, mean ± half the 95 % interval over models."
 
 
 def measured_tables(reading: Reading, results: Results) -> Iterator[TextTable]:
@@ -20,13 +21,14 @@ def measured_tables(reading: Reading, results: Results) -> Iterator[TextTable]:
             continue
         known = {metric.name: metric for metric in reading.measures}
         names = dict.fromkeys(name for x in measured for name in x.values)
+        for name in reading.unshown:
+            names.pop(name, None)
         metrics = [known.get(name) or Metric(name, name.replace("_", " ")) for name in names]
         metrics.sort(key=lambda metric: [*known, *names].index(metric.name))
         where = reading.describe(panel) if panel else ""
         yield TextTable(
             ", ".join(filter(None, ("Finished models", where))),
-            "Measured after training, mean ± half the 95 % interval over models. "
-            + reading.measures_note,
+            " ".join(filter(None, (_CAPTION, reading.measures_note, reading.note))),
             ("", *(metric.label for metric in metrics), "models"),
             tuple(_lines(reading, part, metrics)),
             (_provenance(measured),),

@@ -73,6 +73,8 @@ class Reading:
     """What finished models may have been measured by."""
     measures_note: str = ""
     """What those numbers mean."""
+    unshown: frozenset[str] = frozenset()
+    """Names of what was measured of finished models that is for ``exhibits`` only."""
     words: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     """How fields of the configuration read."""
     halving: Halving | None = None
@@ -201,7 +203,7 @@ def _of_task(task: Task | None) -> dict[str, Any]:
     """What a reading has from the task, as far as that is known."""
     if task is None:
         return {}
-    own: dict[str, Any] = {"words": task.words}
+    own: dict[str, Any] = {"words": task.words, "unshown": task.unshown}
     if task.measures is not None:
         own |= {"measures": task.measures.metrics, "measures_note": task.measures.note}
     return own

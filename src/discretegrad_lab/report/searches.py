@@ -7,10 +7,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..tasks.base import Metric
-from ..tasks.evidence import DROPPED, Results, Row, decimal
+from ..tasks.evidence import DASH, DROPPED, Results, Row, decimal
 from ..tasks.halving import Halving
 from .document import TextTable
-from .entries import DASH
 from .reading import TUNED, Reading
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..tasks.base import Metric
-from ..tasks.evidence import DROPPED, NEAR, decimal
+from ..tasks.evidence import DASH, DROPPED, NEAR, with_half
 from ..tasks.statistics import compare
 from .document import TextTable
-from .entries import DASH, Entry
+from .entries import Entry
 from .reading import TUNED, Reading
 
 
@@ -99,6 +99,7 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         f"standard deviation over {table.runs} runs. Ours: mean ± half the 95 % interval. "
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
+    caption = " ".join(filter(None, (caption, reading.note)))
     ours = "ours", "median", "runs", "failed"
     headings = ("", "published", *ours, "difference", "p", "verdict", *TUNED.values())
     return TextTable(
@@ -183,6 +184,7 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
     caption = f"{what}: mean ± half the 95 % interval over {number} runs."
     if alike:
         caption += f" All with {', '.join(alike)}."
+    caption = " ".join(filter(None, (caption, reading.note)))
     return TextTable(title, caption, ("", *labels), tuple(body), tuple(_lost(reading, cells)))
 
 
@@ -228,14 +230,6 @@ def _percent_from(entry: Entry, value: float, half: float = math.nan) -> str:
     share = 100 / entry.optimum
     sign = 1 if entry.metric.direction == "down" else -1
     return with_half(sign * (share * value - 100), abs(share) * half, 2)
-
-
-def with_half(value: float, half: float, places: int, sign: str = "") -> str:
-    """A mean with half its interval, as far as they are known."""
-    if not math.isfinite(value):
-        return DASH
-    text = decimal(value, places, sign)
-    return f"{text} ± {decimal(half, places)}" if math.isfinite(half) else text
 
 
 def _lost(reading: Reading, cells: Sequence[Entry]) -> list[str]:

@@ -199,7 +199,8 @@ class Task:
     measures: Measures | None = None
     """What `discretegrad measure` finds out about finished runs."""
     unshown: frozenset[str] = frozenset()
-    """Names of what models measure that is kept, but not shown while they train."""
+    """Names of what models measure that is kept for ``exhibits`` of recipes, but neither shown
+    while they train nor in the table of what finished models were measured by."""
 
     def __post_init__(self) -> None:
         present = TASKS.get(self.name)

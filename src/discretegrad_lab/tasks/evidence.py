@@ -20,6 +20,8 @@ NEAR = 0.01
 """Near the optimum: within this share of it."""
 DROPPED = "dropped"
 """Of a run that a search ended at a rung, since others were better there."""
+DASH = "\N{EN DASH}"
+"""Where a table has no number."""
 STATES = ("finished", "diverged", "started", "damaged", "missing", DROPPED)
 
 
@@ -215,6 +217,14 @@ def describe(
 def decimal(value: float, places: int, sign: str = "") -> str:
     """A number with so many decimals, and no minus before what rounds to 0."""
     return f"{round(value, places) + 0.0:{sign}.{places}f}"
+
+
+def with_half(value: float, half: float, places: int, sign: str = "") -> str:
+    """A mean with half its interval, as far as they are known."""
+    if not math.isfinite(value):
+        return DASH
+    text = decimal(value, places, sign)
+    return f"{text} ± {decimal(half, places)}" if math.isfinite(half) else text
 
 
 def percent(share: float) -> str:

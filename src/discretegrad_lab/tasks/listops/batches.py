@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...stack.noise import mixed
-from .data import Examples, buckets, padded_length
+from .data import WIDTHS, Examples, buckets, padded_length
 
 # tells these random numbers apart from others of a member and an epoch
 _ORDER = 1
@@ -24,8 +24,21 @@ class Batch(NamedTuple):
     """(members, batch)."""
 
 
+def widths_up_to(longest: int, *, bucketed: bool) -> tuple[int, ...]:
+    """What batches of expressions of up to so many tokens are padded to.
+
+    It is one width if they are not bucketed.
+    """
+    widest = padded_length(longest)
+    return tuple(width for width in WIDTHS if width <= widest) if bucketed else (widest,)
+
+
 def order(
-    lengths: Tensor, batch: int, seeds: Sequence[int], epoch: int
+    lengths: Tensor,
+    batch: int,
+    seeds: Sequence[int],
+    epoch: int,
+    widths: Sequence[int] = WIDTHS,
 ) -> tuple[list[int], Tensor]:
     """Which expressions the steps of an epoch take.
 
@@ -38,6 +51,7 @@ def order(
         batch: How many expressions a step takes.
         seeds: Of the members.
         epoch: Counted from 0.
+        widths: To pad to, see ``buckets``.
 
     Returns:
         The width of each step, and its expressions, (members, steps, batch).
@@ -47,10 +61,10 @@ def order(
         choice, among = (
             torch.Generator().manual_seed(x) for x in (mixed(seed, epoch, _ORDER), epoch)
         )
-        batches = buckets(lengths, batch, choice, order=among)
+        batches = buckets(lengths, batch, choice, widths=widths, order=among)
         members.append(torch.stack([part for part in batches if len(part) == batch]))
     longest = lengths[members[0]].amax(1)
-    return [padded_length(length) for length in longest.tolist()], torch.stack(members)
+    return [padded_length(length, widths) for length in longest.tolist()], torch.stack(members)
 
 
 def chunks(lengths: Tensor, most_tokens: int) -> list[tuple[int, Tensor]]:

@@ -14,6 +14,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "data": lambda name: "generated expressions" if name == "generated" else "published grammar",
     "hidden": lambda size: f"hidden size {size}",
     "longest": lambda count: f"up to {count} tokens",
+    # rows of runs with such batches do not have the field
+    "bucketed": lambda yes: "uniform batches" if yes is False else "batches of similar lengths",
 }
 """How fields read."""
 
@@ -25,6 +27,7 @@ class Parsing(Run):
     task: ClassVar[str] = "listops"
     counts: ClassVar[tuple[str, ...]] = ("batch", "embedding", "hidden", "patience", "longest")
     member_fields: ClassVar[tuple[str, ...]] = (*Run.member_fields, "patience")
+    later_fields: ClassVar[tuple[str, ...]] = (*Run.later_fields, "bucketed")
 
     epochs: int = 20
     draws: int = 100
@@ -42,6 +45,9 @@ class Parsing(Run):
     patience: int = 4
     """The learning rate is halved when the accuracy of the validation has not risen more than so
     many times in a row; there are two validations in an epoch."""
+    bucketed: bool = True
+    """Whether the expressions of a batch have similar lengths; otherwise they are chosen uniformly
+    from all, as in the released programs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +68,8 @@ class Parsing(Run):
             raise ValueError(
                 f"expected a number (float) from 0 to below 1 as dropout, got {self.dropout!r}"
             )
+        if not isinstance(self.bucketed, bool):
+            raise ValueError(f"expected True or False as bucketed, got {self.bucketed!r}")
         if self.line.kind == "exact" or (self.line.kind == "score" and self.line.row != SCORE):
             raise ValueError(
                 f"expected an estimator that makes a sample, or {SCORE}, got {self.estimator!r}; "

@@ -179,6 +179,11 @@ def _parts(train: list[Example], valid: list[Example], test: list[Example]) -> L
     return ListOps(*(*short, _encode(test)))
 
 
+def encode(expressions: Iterable[Tokens]) -> Examples:
+    """Expressions, which are given by their tokens, with their values."""
+    return _encode([_example(tokens) for tokens in expressions])
+
+
 def _encode(examples: Sequence[Example]) -> Examples:
     lengths = torch.tensor([len(x.tokens) for x in examples])
     numbers = torch.tensor([_NUMBERS[token] for x in examples for token in x.tokens])

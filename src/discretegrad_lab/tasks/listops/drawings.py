@@ -28,23 +28,59 @@ class _Node(NamedTuple):
     children: "tuple[_Node, ...]" = ()
 
 
-def draw_trees(tokens: Sequence[str], merges: Sequence[int], answer: int | None = None) -> str:
-    """A learned tree on the left and the right one beside it.
+class Parsed(NamedTuple):
+    """An expression and what a model made of it."""
+
+    tokens: Sequence[str]
+    merges: Sequence[int]
+    """The learned tree, see ``trees``."""
+    answer: int | None = None
+    """The value that the model gave, to be told in the heading."""
+
+
+class _Pair(NamedTuple):
+    """A learned tree beside the right one, drawn."""
+
+    width: int
+    height: int
+    description: str
+    lines: list[str]
+
+
+def draw_trees(*parses: Parsed) -> str:
+    """Learned trees on the left and the right ones beside them, an expression below the other.
 
     Joins that both trees have are drawn with full lines and filled dots, the others with broken
     lines and empty dots. In the right tree a digit stands above each list: its value.
-
-    Args:
-        tokens: Of the expression.
-        merges: The learned tree, see ``trees``.
-        answer: The digit that the model gave, to be told in the heading.
 
     Returns:
         An ``svg`` element.
 
     Raises:
-        ValueError: If the merges are not a tree of these tokens.
+        ValueError: If there is none, or the merges of one are not a tree of its tokens.
     """
+    if not parses:
+        raise ValueError("expected an expression and its parse, got none; give at least one")
+    pairs: list[_Pair] = []
+    for parsed in parses:
+        pairs.append(_draw_pair(parsed, sum(pair.height for pair in pairs)))
+    width, height = max(pair.width for pair in pairs), sum(pair.height for pair in pairs)
+    description = " ".join(pair.description for pair in pairs)
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+            f'viewBox="0 0 {width} {height}" style="width: {width}px; max-width: 100%">',
+            f"<title>{escape(description)}</title>",
+            f'<path d="M0 0H{width}V{height}H0Z" fill="#ffffff"/>',
+            *(line for pair in pairs for line in pair.lines),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _draw_pair(parsed: Parsed, top: int) -> _Pair:
+    tokens, merges, answer = parsed
     expression = parse(" ".join(tokens), ANY)
     learned, right = merged_spans(merges), gold_spans(tokens)
     if len(learned) != len(right):
@@ -61,18 +97,12 @@ def draw_trees(tokens: Sequence[str], merges: Sequence[int], answer: int | None 
     trees = [_layout(spans, len(tokens)) for spans in (learned, right)]
     width = max(_NARROWEST, _COLUMN * len(tokens)) + _MARGIN
     bottom = _HEADING + _LEVEL * (2 + max(node.height for tree in trees for node in tree))
-    size = f"{2 * width + _MARGIN} {bottom + _MARGIN}"
     description = f"Trees of {' '.join(tokens)}. {'; '.join(headings)}."
-    lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'viewBox="0 0 {size}" style="width: {2 * width + _MARGIN}px; max-width: 100%">',
-        f"<title>{escape(description)}</title>",
-        f'<path d="M0 0H{2 * width + _MARGIN}V{bottom + _MARGIN}H0Z" fill="#ffffff"/>',
-    ]
+    lines = []
     values: tuple[Mapping[Span, int], ...] = ({}, expression.lists)
     for place, tree in enumerate(trees):
         lines += [
-            f'<g transform="translate({_MARGIN + place * width} 0)">',
+            f'<g transform="translate({_MARGIN + place * width} {top})">',
             _text(headings[place], 0, _HEADING - 8, "start"),
             *(_join(node, bottom, node.span in both) for node in tree if node.children),
             *(_text(tokens[x.span[0]], x.x, bottom, "middle") for x in tree if not x.children),
@@ -85,7 +115,7 @@ def draw_trees(tokens: Sequence[str], merges: Sequence[int], answer: int | None 
             ),
             "</g>",
         ]
-    return "\n".join([*lines, "</svg>", ""])
+    return _Pair(2 * width + _MARGIN, bottom + _MARGIN, description, lines)
 
 
 def _layout(spans: Sequence[Span], length: int) -> list[_Node]:

@@ -19,7 +19,7 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.plateau import Plateau
 from ...stack.sampler import Sampler
-from .batches import Batch, chunks, order, take
+from .batches import Batch, chunks, order, take, widths_up_to
 from .config import Parsing
 from .data import (
     CLASSES,
@@ -101,6 +101,7 @@ class ParsingModel(Model):
             name: torch.full((members,), -1.0, dtype=torch.float64, device=device) for name in _BEST
         }
         self._make_sampler(runs)
+        self._paddings = widths_up_to(int(self._lengths.max()), bucketed=run.bucketed)
         self._widths: list[int] = []
         self._chosen = self._train.lengths
         # a graph reads the batches of its width from where they are
@@ -111,7 +112,9 @@ class ParsingModel(Model):
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the expressions in a new order, and start the random numbers."""
-        self._widths, chosen = order(self._lengths, self._batch_size, self._seeds, epoch)
+        self._widths, chosen = order(
+            self._lengths, self._batch_size, self._seeds, epoch, self._paddings
+        )
         self._chosen = chosen.to(self._train.tokens.device)
         self._noise.begin(epoch)
         self._drop_noise.begin(epoch, _DROPS)
@@ -223,6 +226,11 @@ class ParsingModel(Model):
         leaves = self.network.leaves(batch.tokens, _nothing)
         parsed = parse(leaves, batch.lengths, self.network.composer, greatest)
         return parsed, self.network.classify(parsed.root, _nothing)
+
+    @property
+    def test(self) -> Examples:
+        """The full test set."""
+        return self._test
 
     @torch.no_grad()
     def parses(self, examples: Examples) -> tuple[Tensor, Tensor]:

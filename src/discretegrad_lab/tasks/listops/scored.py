@@ -17,8 +17,9 @@ from torch import Tensor
 
 from discretegrad._score import others_mean
 
+from .batches import widths_up_to
 from .config import Parsing
-from .data import WIDTHS
+from .data import LIMIT
 from .model import TOKENS, ParsingModel, costs
 from .network import marked
 from .parse import Parse, parse
@@ -96,9 +97,8 @@ def memory(run: Parsing) -> int:
     # of a word: at most three compositions with what their gradients need, the LSTM, the embedding;
     # every width has a graph, which keeps its memory
     of_word = 3 * 45 * size + 40 * size + 6 * words
-    edges = zip((0, *WIDTHS), WIDTHS, strict=False)
-    widths = sum(min(width, run.longest) for below, width in edges if below < run.longest)
-    steps = 4 * run.batch * run.samples * widths * of_word
+    widths = widths_up_to(min(run.longest, LIMIT - 1), bucketed=run.bucketed)
+    steps = 4 * run.batch * run.samples * sum(widths) * of_word
     # without gradients
     test = 4 * TOKENS * (24 * size + 4 * words)
     return model + steps + test + 64 * run.train_examples

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...stack.lines import line
 from ..base import Exhibit, read_rows
-from ..evidence import Results, Row, final
+from ..evidence import DASH, Results, Row, final, with_half
 from ..statistics import Summary, compare
 from .benchmark import Benchmark
 from .cells import CONV_3, EDGES, NONE, SKIP, from_number, from_text, to_text
@@ -30,7 +30,6 @@ _PAIRS = (
 """Keys of lines that are compared, the first one with the second."""
 _RESNET = "|nor_conv_3x3~0|+|none~0|nor_conv_3x3~1|+|skip_connect~0|none~1|skip_connect~2|"
 _TRIES = 8
-DASH = "\N{EN DASH}"
 
 
 class Reference(NamedTuple):
@@ -110,7 +109,7 @@ def _power(results: Results) -> Exhibit:
                 (
                     f"{line(first).label} less {line(second).label}",
                     metric,
-                    _number(versus.difference, versus.half, "+"),
+                    with_half(versus.difference, versus.half, 2, "+"),
                     versus.chance or DASH,
                     f"{min(ours.count, theirs.count)}",
                     DASH if needed is None else str(needed),
@@ -174,10 +173,4 @@ def _cells(rows: Sequence[Row]) -> Exhibit:
 
 
 def _mean(summary: Summary) -> str:
-    return _number(summary.mean, summary.half)
-
-
-def _number(value: float, half: float, sign: str = "") -> str:
-    if not math.isfinite(value):
-        return DASH
-    return f"{value:{sign}.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
+    return with_half(summary.mean, summary.half, 2)
