@@ -76,7 +76,7 @@ HEAD = f"index,arch,n_seeds,{','.join(benchmark.COLUMNS.values())}"
 
 
 def compressed(*rows, head=HEAD):
-    return gzip.compress("\n".join([head, *rows]).encode())
+    return gzip.compress("\n".join([head, *rows]).encode(), mtime=0)
 
 
 ROW = f"1462,{CONV_3},3,90.2,93.8,70.7,71.1,40.8,41.4"
@@ -95,6 +95,7 @@ def test_a_table_is_read():
         compressed(ROW.replace("93.8", "938")), compressed(ROW.replace("93.8", "nan")),
         compressed(ROW.replace("conv_3", "conv_9")), compressed(ROW, head="index,arch"),
     ],
+    ids=range(8),
 )  # fmt: skip
 def test_a_damaged_table_is_refused(content):
     with pytest.raises(data.DataError, match="expected a table of NATS-Bench"):
