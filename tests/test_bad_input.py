@@ -548,7 +548,10 @@ RIGHT = {
     **dict.fromkeys(
         ("mask", "generator", "given", "noise", "seed", "num_samples", "bias"), NOTHING
     ),
-    **dict.fromkeys(("hard", "vectorize", "tied", "as_released", "return_index", "training"), FLAG),
+    **dict.fromkeys(
+        ("hard", "vectorize", "tied", "as_released", "return_index", "training", "reduce_best"),
+        FLAG,
+    ),
     **dict.fromkeys(("alpha", "beta", "offset", "slope", "scale"), COEFFICIENT),
     "gap": {"zero", "fraction"},
     "baseline": NOTHING,

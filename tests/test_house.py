@@ -446,6 +446,7 @@ def test_stored_numbers_on_routers_follow_from_their_script():
     assert again == [row for row in stored if row["steepness"] == "1.0"]
     bias = {row["router"]: {x: float(row[x]) for x in ("routing", "both")} for row in again}
     assert bias["version 1"]["both"] < 0.1 < 0.9 < bias["version 1"]["routing"]
+    assert bias["version 2, reduce_best"]["routing"] < 0.005
     assert bias["version 2"]["routing"] < 0.15 < 0.4 < bias["version 2"]["both"]
 
 

@@ -64,13 +64,20 @@ def targets(problem: Problem) -> dict[str, Tensor]:
     return {"routing": routing, "gating": gating, "both": routing + gating}
 
 
-def sparse_mixer(problem: Problem, version: int) -> tuple[Tensor, Tensor]:
+def sparse_mixer(
+    problem: Problem, version: int, *, reduce_best: bool = False
+) -> tuple[Tensor, Tensor]:
     """The chance and the gradient of every draw: of an expert, and of its multiplier."""
     expert = torch.arange(_EXPERTS).repeat(2).unsqueeze(-1)
     whole = torch.tensor([0.0, 1.0]).double().repeat_interleave(_EXPERTS)
     copies = problem.logits.expand(2 * _EXPERTS, -1).clone().requires_grad_()
     weights, _ = discretegrad.sparse_mixer(
-        copies, version=version, given=expert, noise=0.99 * whole.unsqueeze(-1), jitter_eps=math.inf
+        copies,
+        version=version,
+        reduce_best=reduce_best,
+        given=expert,
+        noise=0.99 * whole.unsqueeze(-1),
+        jitter_eps=math.inf,
     )
     loss = problem.loss(torch.zeros_like(copies).scatter(-1, expert, weights))
     (gradients,) = torch.autograd.grad(loss.sum(), copies)
@@ -92,6 +99,8 @@ def _constant(logits: Tensor, expert: Tensor) -> Tensor:
 ROUTERS: dict[str, Callable[[Problem], tuple[Tensor, Tensor]]] = {
     "version 1": lambda problem: sparse_mixer(problem, 1),
     "version 2": lambda problem: sparse_mixer(problem, 2),
+    "version 1, reduce_best": lambda problem: sparse_mixer(problem, 1, reduce_best=True),
+    "version 2, reduce_best": lambda problem: sparse_mixer(problem, 2, reduce_best=True),
     "backpropagation alone": lambda problem: drawn(problem, _constant),
     "ReinMax, all experts": lambda problem: drawn(
         problem, lambda logits, expert: discretegrad.reinmax(logits, given=expert)

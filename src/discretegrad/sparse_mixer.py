@@ -51,6 +51,7 @@ def sparse_mixer(
     training: bool = True,
     jitter_eps: float = 0.1,
     threshold: Threshold = "phimoe",
+    reduce_best: bool = False,
     given: Tensor | None = None,
     noise: Tensor | None = None,
     mask: Tensor | None = None,
@@ -87,13 +88,14 @@ def sparse_mixer(
     $$p_a h_a'(p_a) J_a
     + \sum_{i \ne a} p_i \big[\tfrac14 h_i'(p_i) + \tfrac34 h_i'(p_i / 3)\big] J_i ,$$
 
-    an estimate of routing alone (Heun's third-order rule). Both are biased. That a draw changes
-    what is left for the draws after it has no gradient.
+    an estimate of routing alone (Heun's third-order rule). Both are biased. Most of the bias is
+    that of the best expert, whose m is 1 (Euler's rule); with ``reduce_best`` the sums hold for
+    all i. That a draw changes what is left for the draws after it has no gradient.
 
-    Differs from the released code: any k, in any number of leading axes; ``mask``, and
-    ``threshold="shift-invariant"``; the logits are not changed in place; 1/3 is 1/3, not 0.3333;
-    the learned scale of version 1 is left to the caller. ``phimoe`` of transformers, version 2,
-    always takes two experts.
+    Differs from the released code: any k, in any number of leading axes; ``mask``,
+    ``reduce_best`` and ``threshold="shift-invariant"``; the logits are not changed in place; 1/3 is
+    1/3, not 0.3333; the learned scale of version 1 is left to the caller. ``phimoe`` of
+    transformers, version 2, always takes two experts.
 
     Args:
         logits: Scores of the experts, (..., n), floating point. -inf excludes an expert.
@@ -105,6 +107,9 @@ def sparse_mixer(
             if $(M - l_j) / \max(|l_j|, M) > 2\,$ ``jitter_eps``, as all released code does, which
             changes if a number is added to all logits; ``"shift-invariant"`` if
             $M - l_j > 2\,$ ``jitter_eps``.
+        reduce_best: Whether m is drawn for the best expert too, as for the others. The bias is then
+            much smaller, but the weight of the best expert is mostly smaller in training than in
+            evaluation.
         given: Experts that are already drawn, int64 of shape (..., k).
         noise: Uniform numbers in [0, 1) of shape (..., k), which decide m: it is 1 if they are at
             least 1/2 (version 1) or 3/4 (version 2). Drawn if they are not given.
@@ -141,7 +146,9 @@ def sparse_mixer(
     """
     call = Call(_NAME, logits, mask=mask, generator=generator)
     _CATEGORICAL.check(call)
-    _check_options(call, k, version, training, jitter_eps, threshold)
+    _check_options(call, k, version, jitter_eps, threshold)
+    check_flag(_NAME, "training", training)
+    check_flag(_NAME, "reduce_best", reduce_best)
     _check_draws(logits, k, training, given, noise)
 
     left = logits if mask is None else logits.masked_fill(~mask, -math.inf)
@@ -170,7 +177,9 @@ def sparse_mixer(
         rule = _VERSIONS[version]
         if noise is None:
             noise = uniform(experts.shape, point.dtype, call)
-        whole = (experts == torch.cat(best, -1)) | (noise >= 1 - rule.whole)
+        whole = noise >= 1 - rule.whole
+        if not reduce_best:
+            whole = whole | (experts == torch.cat(best, -1))
         weights = torch.where(whole, weights, weights * rule.reduced)
         factor = rule.factor
     gradient = partial(_gradient, factor=factor)
@@ -202,9 +211,9 @@ def _without_those_behind(left: Tensor, jitter_eps: float, threshold: Threshold)
 
 
 def _check_options(
-    call: Call, k: int, version: object, training: object, jitter_eps: object, threshold: object
+    call: Call, k: int, version: object, jitter_eps: object, threshold: object
 ) -> None:
-    """Everything that is not a tensor, and the generator."""
+    """What is a number or a word, and the generator."""
     check_count(_NAME, "k", k)
     experts = call.logits.shape[-1]
     if k > experts:
@@ -214,7 +223,6 @@ def _check_options(
         )
     if isinstance(version, bool) or not isinstance(version, int) or version not in _VERSIONS:
         raise ValueError(f"{_NAME}: expected version 1 or 2, got {version!r}")
-    check_flag(_NAME, "training", training)
     if isinstance(jitter_eps, bool) or not isinstance(jitter_eps, (int, float)):
         raise TypeError(
             f"{_NAME}: expected jitter_eps to be a number, got {type(jitter_eps).__name__}"
