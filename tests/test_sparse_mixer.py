@@ -11,6 +11,7 @@ import discretegrad
 from discretegrad import sparse_mixer
 from discretegrad.testing import assert_close, gradient, normal, seeded, weights_like
 
+pytestmark = pytest.mark.usefixtures("global_seed")
 each_version = pytest.mark.parametrize("version", [1, 2])
 # the chance that the weight is the whole probability, and what it is multiplied by if not
 WHOLE = {1: (1 / 2, 1 / 2), 2: (1 / 4, 1 / 3)}
@@ -250,6 +251,8 @@ def test_vmap_and_per_example_gradients():
     leaf = logits.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf, given, noise), leaf)
     assert_close(vmap(grad(loss))(logits, given, noise), expected)
+    draw = vmap(lambda x: sparse_mixer(x, 2, jitter_eps=INF), randomness="different")
+    assert draw(logits)[0].shape == (6, 2)
 
 
 def test_second_derivatives_are_refused():
