@@ -237,6 +237,8 @@ def test_compiled_is_eager(training, compiler):
     assert same.equal(experts)
     assert_close(again, weights)
     assert_close(gradient(again, logits), expected)
+    with torch.no_grad():
+        assert_close(compiled(logits, 2, training=training, jitter_eps=INF, **draws)[0], weights)
 
 
 def test_vmap_and_per_example_gradients():
