@@ -6,10 +6,10 @@ expert per token and multiply its output by its probability; ``leave_one_out`` r
 two samples; ReinMax and top-1 straight-through run all experts. Sixteen models of each kind are
 trained side by side, and the likeliest expert answers in the end.
 
-Nothing is tuned. What to see: in these few steps ``sparse_mixer`` gets about as far as the gate,
-and further than the others; without its threshold, which leaves out experts far behind the best,
-it is the worst. With 64 models and 1000 steps all that run one expert or two are equal, and top-1
-straight-through is best.
+All options are the defaults. What to see: in these few steps ``sparse_mixer`` gets at least as far
+as the gate, and further than the others; without its threshold, which leaves out experts far behind
+the best, it is the worst. With 64 models and 1000 steps all others that run one expert or two are
+equal, and top-1 straight-through is best.
 
     python examples/mixture_of_experts.py
 """
