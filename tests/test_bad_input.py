@@ -548,7 +548,10 @@ RIGHT = {
     **dict.fromkeys(
         ("mask", "generator", "given", "noise", "seed", "num_samples", "bias"), NOTHING
     ),
-    **dict.fromkeys(("hard", "vectorize", "tied", "as_released", "return_index"), FLAG),
+    **dict.fromkeys(
+        ("hard", "vectorize", "tied", "as_released", "return_index", "training", "reduce_best"),
+        FLAG,
+    ),
     **dict.fromkeys(("alpha", "beta", "offset", "slope", "scale"), COEFFICIENT),
     "gap": {"zero", "fraction"},
     "baseline": NOTHING,
@@ -558,6 +561,7 @@ RIGHT = {
     "replace_gumbel_softmax.hard": {"none", "true"},
     "probs": NOTHING,
     "unimix": {"zero"},
+    "jitter_eps": {"zero", "fraction"},
     "validate_args": {"none", "true"},
     "distributions.Bernoulli.logits": {"zero", "negative", "fraction", "floats"},
 }
@@ -587,6 +591,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "set_checks": {"mode": "auto"},
     "Subset": {"k": 2},
     "replace_gumbel_softmax": {},
+    "sparse_mixer": {"logits": TWO},
     # torch.compile turns torch's own default of validation off
     "distributions.OneHotCategorical": {"logits": TWO, "validate_args": True},
     "distributions.Bernoulli": {"logits": TWO, "validate_args": True},

@@ -186,3 +186,31 @@ def test_subsets_on_the_gpu_are_those_of_the_cpu(rows, n, k, cuda_generator):
         # six standard deviations of a fair bit, for some thousand entries
         error = (sample.double().mean(0).cpu() - mean).abs().max()
         assert error < 6 * 0.5 / math.sqrt(draws)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("training", [True, False])
+def test_router_on_the_gpu(training, cuda_generator):
+    """Nothing waits, and for the same draws it is the router of the CPU."""
+    logits = torch.randn(64, 40, device="cuda", requires_grad=True)
+    options = {"training": training, "jitter_eps": math.inf}
+    discretegrad.sparse_mixer(logits, 2, **options)[0].sum().backward()  # loads kernels
+    logits.grad = None
+    draws = {"noise": torch.rand(64, 2, device="cuda")} if training else {}
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        weights, experts = discretegrad.sparse_mixer(
+            logits, 2, generator=cuda_generator, **options, **draws
+        )
+        weights.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if training:
+        draws = {"given": experts.cpu(), "noise": draws["noise"].cpu()}
+    on_cpu = logits.detach().cpu().requires_grad_()
+    expected, same = discretegrad.sparse_mixer(on_cpu, 2, **options, **draws)
+    expected.sum().backward()
+    assert same.equal(experts.cpu())
+    torch.testing.assert_close(weights.cpu(), expected)
+    torch.testing.assert_close(logits.grad.cpu(), on_cpu.grad)

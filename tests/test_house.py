@@ -84,7 +84,7 @@ ROOMS = [
     ["_checks", "_math"],
     ["_attach", "_random", "_seeded"],
     ["families"],
-    ["select", "kernels"],
+    ["select", "kernels", "sparse_mixer"],
     ["sampling"],
     ["_row"],
     ["_score", "_relax", "_stein", "_tree", "exact", "objects"],
@@ -435,6 +435,19 @@ def test_stored_numbers_on_subsets_follow_from_their_script():
     assert len(stored) == len(script.SIZES) * len(script.STEEPNESS) * len(script.VARIANTS)
     again = list(script.rows(sizes=(2,), steepness=(0.5,)))
     assert again == [row for row in stored if (row["k"], row["steepness"]) == ("2", "0.5")]
+
+
+def test_stored_numbers_on_routers_follow_from_their_script():
+    script = load(DOCS / "scripts" / "router_gradients.py")
+    with script.RESULT.open(newline="") as file:
+        stored = list(csv.DictReader(file))
+    assert len(stored) == len(script.STEEPNESS) * len(script.ROUTERS)
+    again = list(script.rows(steepness=(1.0,)))
+    assert again == [row for row in stored if row["steepness"] == "1.0"]
+    bias = {row["router"]: {x: float(row[x]) for x in ("routing", "both")} for row in again}
+    assert bias["version 1"]["both"] < 0.1 < 0.9 < bias["version 1"]["routing"]
+    assert bias["version 2, reduce_best"]["routing"] < 0.005
+    assert bias["version 2"]["routing"] < 0.15 < 0.4 < bias["version 2"]["both"]
 
 
 # the built site

@@ -156,6 +156,61 @@ def test_the_code_on_the_page_runs():
 
 
 @pytest.fixture
+def phimoe(monkeypatch):
+    """The router of Phi-3.5-MoE, and the numbers by which it drew its multipliers."""
+    router = peer("transformers.models.phimoe.modeling_phimoe").sparsemixer
+    noise, rand_like = [], torch.rand_like
+
+    def recorded(x):
+        noise.append(rand_like(x))
+        return noise[-1]
+
+    monkeypatch.setattr(torch, "rand_like", recorded)
+    return router, noise
+
+
+@pytest.mark.parametrize("jitter_eps", [0.01, 0.1, 1.0])
+def test_router_is_that_of_phimoe_draw_for_draw(phimoe, jitter_eps):
+    router, noise = phimoe
+    logits = normal(5000, 16, dtype=torch.float32).requires_grad_()
+    g = normal(5000, 2, seed=1, dtype=torch.float32)
+    theirs, experts = router(logits, jitter_eps, training=True)
+    (expected,) = torch.autograd.grad((theirs * g).sum(), logits)
+    weights, same = discretegrad.sparse_mixer(
+        logits, 2, jitter_eps=jitter_eps, given=experts, noise=torch.cat(noise, -1)
+    )
+    assert same.equal(experts)
+    torch.testing.assert_close(torch.autograd.grad((weights * g).sum(), logits)[0], expected)
+    # theirs is 0.3333 of the probability where ours is a third
+    torch.testing.assert_close(weights, theirs, rtol=2e-4, atol=0)
+    ratio = (theirs / weights).detach()
+    reduced = (ratio - 0.9999).abs() < 2e-6
+    assert ((ratio - 1).abs() < 2e-6).logical_or(reduced).all()
+    assert reduced.any()
+
+
+def test_router_in_evaluation_is_that_of_phimoe(phimoe):
+    router, _ = phimoe
+    logits = normal(5000, 16, dtype=torch.float32).requires_grad_()
+    g = normal(5000, 2, seed=1, dtype=torch.float32)
+    results = (
+        router(logits, 0.1, training=False),
+        discretegrad.sparse_mixer(logits, 2, training=False),
+    )
+    (theirs, experts), (weights, same) = results
+    assert same.equal(experts)
+    torch.testing.assert_close(weights, theirs)
+    gradients = [torch.autograd.grad((x * g).sum(), logits)[0] for x in (weights, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_is_said_about_phimoe(phimoe):
+    """What the page on routers warns of; if this fails, they have corrected it."""
+    router, _ = phimoe
+    assert router(torch.zeros(3, 4), 0.1, training=True, top_k=1)[0].shape == (3, 2)
+
+
+@pytest.fixture
 def wav2vec2():
     """A wav2vec2 of a few thousand random weights, its input, and a function from it to a loss."""
     transformers = peer("transformers")

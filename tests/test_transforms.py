@@ -132,6 +132,20 @@ def test_export(case, own_warnings):
 # --- torch.func
 
 
+@each([case for case in DEFAULTS if case.row.name in ("reinmax", "gumbel_rao", "blend")])
+def test_compiled_without_a_gradient(case, compiler):
+    """However many constants the gradient would need."""
+    sampler = partial(case.sample, tau=1.3)
+    compiled = torch.compile(sampler, fullgraph=True, backend="aot_eager")
+    logits = normal(4, 5, dtype=torch.float32)
+    torch.manual_seed(1)
+    expected = sampler(logits)
+    for leaf in (logits, logits.clone().requires_grad_()):
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(not leaf.requires_grad):
+            assert compiled(leaf).equal(expected)
+
+
 def with_sample(sampler, weights):
     """The loss ``(sample * weights).sum()`` for transforms; the sample comes along."""
 

@@ -15,7 +15,7 @@ import discretegrad
 from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
-PAGES = ("choosing-an-estimator.md", "subsets.md", "theory.md")
+PAGES = ("choosing-an-estimator.md", "routers.md", "subsets.md", "theory.md")
 _BLOCK = re.compile(
     r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
 )
@@ -63,6 +63,7 @@ def tables() -> dict[str, str]:
         "search": _search(),
         "gapped": _gapped(),
         "subset_orders": _subset_orders(),
+        "router_gradients": _router_gradients(),
         "blend": _blend(),
     }
 
@@ -84,6 +85,21 @@ def _subset_orders() -> str:
         for label in labels
     ]
     return _table(["k", "", *(f"steepness {s}" for s in steepness)], rows)
+
+
+def _router_gradients() -> str:
+    measured = _read("router_gradients.csv")
+    routers, steepness = (
+        dict.fromkeys(row[x] for row in measured) for x in ("router", "steepness")
+    )
+    by_setting = {(row["router"], row["steepness"]): row for row in measured}
+
+    def cell(*setting: str) -> str:
+        row = by_setting[setting]
+        return " / ".join(f"{float(row[x]):.2f}" for x in ("routing", "gating", "both"))
+
+    rows = [[router, *(cell(router, s) for s in steepness)] for router in routers]
+    return _table(["bias", *(f"steepness {s}" for s in steepness)], rows)
 
 
 def _estimators() -> str:

@@ -51,6 +51,7 @@ from .replace_gumbel_softmax import replace_gumbel_softmax as replace_gumbel_sof
 from .sample_index import sample_index as sample_index
 from .select import Handle as Handle
 from .select import select as select
+from .sparse_mixer import sparse_mixer as sparse_mixer
 
 # after the module of the same name, which it hides
 from .estimators.exact import exact as exact  # isort: skip
@@ -101,5 +102,6 @@ __all__ = [
     "sample_index",
     "select",
     "set_checks",
+    "sparse_mixer",
     "straight_through",
 ]

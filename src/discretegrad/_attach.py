@@ -92,9 +92,16 @@ def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return fast
 
 
-def _apply(*args: Any) -> Tensor:
+def _apply(
+    make_sample: Callable[[Tensor, Tensor], Tensor], vjp: Vjp, logits: Tensor, *saved: Any
+) -> Tensor:
+    needs_gradient = torch.is_grad_enabled() and logits.requires_grad
+    if compiling() and not needs_gradient and not transforming():
+        # without a gradient torch traces forward as if it had a context, unless it has exactly as
+        # many arguments as parameters, of which *saved counts as one
+        return make_sample(logits, saved[0])
     apply = _Attach.apply if compiling() or transforming() else _apply_eager
-    sample: Tensor = apply(*args)[0]
+    sample: Tensor = apply(make_sample, vjp, logits, *saved)[0]
     return sample
 
 
