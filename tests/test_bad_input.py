@@ -16,16 +16,17 @@ from torch import Tensor
 from torch.func import vmap
 
 import discretegrad
-from cases import HARD, SAMPLERS, any_tau, each, each_family
+from cases import HARD, SAMPLERS, SUBSETS, any_tau, each, each_family
 from discretegrad import (
     ESTIMATORS,
     BackendUnavailable,
+    Subset,
     exact_expectation,
     exact_gradient,
     set_checks,
 )
 from discretegrad.kernels import dispatch
-from discretegrad.testing import assert_discrete, normal, seeded
+from discretegrad.testing import Case, assert_discrete, normal, seeded
 
 NAN, INF = math.nan, math.inf
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -381,11 +382,11 @@ def test_unavailable_backend_lists_every_reason(target, monkeypatch):
 # --- when values are looked at
 
 
-@each(HARD)
+@each([*HARD, *SUBSETS, *[Case(case.row, Subset(3)) for case in SUBSETS]])
 @pytest.mark.parametrize("bad", [NAN, INF, "nothing"])
 def test_without_checks_a_bad_row_is_still_a_row(case, bad):
     set_checks("never")
-    for categories in (3, 64, 65, 5000):
+    for categories in (3, 6, 64, 65, 5000):
         logits = normal(6, categories, dtype=torch.float32)
         if bad == "nothing":
             logits[2] = -INF

@@ -235,12 +235,13 @@ def threads(count):
 THREAD_SHAPES = {
     "categorical": [(1, 200_001), (40_000,), (64, 5000), (3000, 10), (20_001, 9), (500, 1023)],
     "bernoulli": [(200_001,), (3000, 10)],
+    "subset": [(40_001,), (300, 10)],
 }
 
 
-@each(CASES)
+@each([*CASES, *SUBSETS])
 def test_result_does_not_depend_on_the_number_of_threads(case):
-    for shape in THREAD_SHAPES[case.family]:
+    for shape in THREAD_SHAPES[getattr(case.family, "name", case.family)]:
         logits = normal(*shape, dtype=torch.float32).requires_grad_()
         weights = weights_like(logits)
         results = []

@@ -96,6 +96,12 @@ def test_unchecked_nan_does_not_break_the_device(n):
     index = discretegrad.reinmax(logits).argmax(-1)
     torch.cuda.synchronize()
     assert ((index >= 0) & (index < n)).all()
+    for family in (discretegrad.Subset(2), discretegrad.Subset(3)):
+        for row in (math.nan, -math.inf):
+            bad = torch.full((4, n - 2), row, device="cuda")
+            sample = discretegrad.reinmax(bad, family=family)
+            torch.cuda.synchronize()
+            assert_discrete(sample, family)
 
 
 def test_checks_can_be_switched_on():

@@ -417,6 +417,8 @@ def test_compiled_call_is_the_eager_one(case, backend, compiler, small_pieces):
         results.append((selected.detach(), *torch.autograd.grad(selected, leaves, g)))
     assert torch.equal(results[0][0], results[1][0])
     assert_all_close(*results)
+    torch.manual_seed(1)
+    assert torch.equal(compiled(*(x.detach() for x in inputs)), results[0][0])
 
 
 @each_backend

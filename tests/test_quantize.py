@@ -13,6 +13,7 @@ from discretegrad.linear_select import blocks as in_blocks
 from discretegrad.nn import VectorQuantize, distances
 from kernel_cases import CATEGORICAL, each, seeded
 from kernel_cases import normal as normal_in
+from ranks import on_two_ranks
 
 DIM, CODES = 3, 5
 TERMS = {"codebook_diversity_loss_weight": 0.3, "entropy_loss_weight": -0.2}
@@ -221,6 +222,10 @@ def test_padding_changes_nothing():
         assert not code[~mask].any()
         assert not gradient[~mask].any()
     assert all(map(torch.equal, *results))
+    projected = VectorQuantize(DIM, CODES, codebook_dim=2)
+    code, _, loss = projected(torch.where(mask.unsqueeze(-1), x, math.nan).float(), mask)
+    (code.sum() + loss).backward()
+    assert all(p.grad.isfinite().all() for p in projected.parameters())
     quantize = layer(return_zeros_for_masked_padding=False, **TERMS)
     assert torch.equal(quantize(x, mask)[0][~mask], x[~mask])
     quantize.decay, before = 0.0, quantize.codebook.clone()
@@ -244,8 +249,22 @@ def test_a_batch_that_is_not_finite_leaves_the_codebook():
     finally:
         discretegrad.set_checks(before)
     assert quantize.codebook.isfinite().all()
-    with pytest.raises(ValueError, match="NaN or inf in row 2"):
+    with pytest.raises(ValueError, match=r"VectorQuantize: .* NaN or inf in vector 2"):
         quantize(x)
+
+
+def test_a_codebook_in_float16_bears_a_large_batch():
+    quantize = VectorQuantize(DIM, CODES).half()
+    x = vectors(70_000).detach().half()  # more than the largest float16
+    for _ in range(2):
+        quantize(x, generator=seeded(0))
+    assert quantize.codebook.isfinite().all()
+    counts = quantize.cluster_size.clone()
+    # more vectors for one code than it can count: better an old codebook than one of NaN
+    quantize.decay = 0.0
+    quantize(x.expand(DIM, -1, -1).mul(0), sample_codebook_temp=1e-4)
+    assert torch.equal(quantize.cluster_size, counts)
+    assert quantize.codebook.isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 4), (2, 3, 4), (0,)], ids=str)
@@ -316,23 +335,17 @@ def test_state_and_copies_go_on_as_the_original():
     assert "estimator='reinmax'" in repr(quantize)
 
 
-def train_a_rank(rank, folder):
+def train_a_rank(rank):
     """One process of the test below."""
-    torch.set_num_threads(1)
     torch.manual_seed(rank)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
     quantize = layer(threshold_ema_dead_code=1.5, sample_codebook_temp=CERTAIN)
     quantize(vectors(10, seed=rank))
-    torch.save(quantize.state_dict(), f"{folder}/rank{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return quantize.state_dict()
 
 
 @pytest.mark.slow
 def test_processes_share_one_codebook(tmp_path):
-    torch.multiprocessing.spawn(train_a_rank, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    first, second = on_two_ranks(train_a_rank, tmp_path)
     assert all(torch.equal(first[name], second[name]) for name in first)
     alone = layer(threshold_ema_dead_code=0, sample_codebook_temp=CERTAIN)
     alone(torch.cat([vectors(10, seed=rank) for rank in (0, 1)]))

@@ -151,10 +151,10 @@ def test_entered_in_what_is_compiled(logits, compiler):
         ("rebar", {}, ValueError, "Only samplers"),
         ("magic", {}, ValueError, "expected estimator to be one of"),
         (3, {}, TypeError, "the name of a sampler"),
-        ("reinmax", {"gap": 1.0}, TypeError, "expected options among"),
+        ("reinmax", {"gap": 1.0}, TypeError, "expected no options, got"),
         ("gapped", {"gap": -1.0}, ValueError, "gap of at least 0"),
         ("reinmax", {"hard": False}, ValueError, "expected hard to be None or True, got False"),
-        ("reinmax", {"tau": "mine"}, TypeError, "expected tau to be a number"),
+        ("reinmax", {"tau": "mine"}, TypeError, "a number or \"model\", got 'mine'"),
         ("reinmax", {"tau": -1}, ValueError, "expected tau in"),
     ],
 )

@@ -87,6 +87,18 @@ def test_low_precision_is_computed_in_float32(dtype):
         assert torch.equal(function(logits), function(logits.float()).to(dtype))
 
 
+def test_entropy_of_the_largest_logits_is_finite():
+    largest = torch.finfo(torch.float32).max
+    rows = {x: torch.tensor([x, -x, 0.0, 1.0, 2.0, -math.inf]) for x in (largest, 200.0)}
+    for k in range(1, 6):
+        logits = rows[largest].clone().requires_grad_()
+        entropy = Subset(k).entropy(logits)
+        assert float(entropy.detach()) == pytest.approx(
+            float(Subset(k).entropy(rows[200.0])), abs=1e-6
+        )
+        assert torch.autograd.grad(entropy, logits)[0].isfinite().all()
+
+
 @pytest.mark.parametrize(("n", "k"), [*SIZES, (100, 98)])
 def test_every_subset_has_a_number(n, k):
     family, logits = Subset(k), normal(n)
@@ -358,7 +370,8 @@ def test_the_one_front():
     )
     labels = {row.label.split()[0] for row in result.rows}
     assert labels == {row.name for row in (*SAMPLERS, *SCORES)} - {"exact"}
-    assert result.family == "subset"
+    assert result.family == "Subset(k=2)"
+    assert str(result).startswith("diagnose: Subset(k=2) logits (3, 5), batch (3,)")
 
 
 def test_a_family_is_a_value():
@@ -425,6 +438,13 @@ REFUSED = {
         ),
         ValueError,
         "max_outcomes",
+    ),
+    "no logits": (lambda x: Subset(2).relaxed(x.long()), TypeError, "floating-point logits"),
+    "fewer items than its size": (lambda x: Subset(6).entropy(x), ValueError, "at least 6 items"),
+    "fewer allowed than its size": (
+        lambda x: Subset(2).log_prob(x.masked_fill(~mask_of(3), -math.inf), mask_of(2, 3)),
+        ValueError,
+        r"Subset\(2\)\.log_prob: expected at least 2 allowed items",
     ),
     "the name alone": (
         lambda x: reinmax(x, family="subset"),

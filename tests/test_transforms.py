@@ -6,13 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from cases import CASES, DEFAULTS, HARD, NOISE_FREE, RELAXED, each
+from cases import CASES, DEFAULTS, HARD, NOISE_FREE, RELAXED, SUBSETS, each
 from discretegrad.testing import (
     assert_close,
     assert_discrete,
@@ -21,6 +20,7 @@ from discretegrad.testing import (
     seeded,
     weights_like,
 )
+from ranks import on_two_ranks
 
 REINMAX = [case for case in CASES if case.row.name == "reinmax"]
 MASK = torch.tensor([True, True, False, True, True])
@@ -255,7 +255,7 @@ def test_vmap_over_any_argument(case, batched, every_warning):
             assert_close(nested, torch.stack([plain, plain.flip(0)]))
 
 
-@each(CASES)
+@each([*CASES, *SUBSETS])
 @pytest.mark.parametrize("shape", [(2, 4), (1, 40)], ids=str)
 def test_jacobian_is_that_of_its_rows(case, shape):
     logits = normal(*shape).requires_grad_()
@@ -313,22 +313,15 @@ def test_checkpoints_and_copies_draw_the_same_again(case):
     assert torch.equal(pickle.loads(pickle.dumps(sample)), sample)
 
 
-def train_on_two_processes(rank: int, folder: str) -> None:
-    """One process of the test below: a step for every sampler, and its gradients into a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    results = []
-    for case in DEFAULTS:
-        network = DistributedDataParallel(Network(case))
-        x = normal(8, 6, seed=20 + rank, dtype=torch.float32)
-        results.append(gradients(network, x, seed=30 + rank))
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
+def train_a_rank(rank: int) -> list[list[Tensor]]:
+    """One process of the test below: the gradients of a step for every sampler."""
+    x = normal(8, 6, seed=20 + rank, dtype=torch.float32)
+    networks = (DistributedDataParallel(Network(case)) for case in DEFAULTS)
+    return [gradients(network, x, seed=30 + rank) for network in networks]
 
 
 def test_distributed_data_parallel_averages_the_gradients(tmp_path):
-    torch.multiprocessing.spawn(train_on_two_processes, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    first, second = on_two_ranks(train_a_rank, tmp_path)
     for case, of_first, of_second in zip(DEFAULTS, first, second, strict=True):
         alone = [
             gradients(Network(case), normal(8, 6, seed=20 + rank, dtype=torch.float32), 30 + rank)

@@ -40,6 +40,17 @@ def main() -> None:
     logits = torch.zeros(4, 3, requires_grad=True)
     q = OneHotCategorical(logits=logits)
     q.log_prob(q.rsample()).sum().backward()
+    quantize = discretegrad.nn.VectorQuantize(3, 5)
+    for f in (
+        lambda x: OneHotCategorical(logits=x).rsample(),
+        lambda x: discretegrad.reinmax(x, family=discretegrad.Subset(2)),
+        lambda x: discretegrad.sparse_mixer(x, 2)[0],
+        lambda x: quantize(x)[0],
+    ):
+        # the oldest torch can trace less than others
+        for call in (f, torch.compile(f, fullgraph=True, backend="aot_eager")):
+            (gradient,) = torch.autograd.grad(call(logits).square().sum(), logits)
+            assert gradient.isfinite().all()
     with discretegrad.replace_gumbel_softmax("reinmax"):
         torch.nn.functional.gumbel_softmax(logits, hard=True).sum().backward()
 

@@ -92,13 +92,21 @@ def apply_fast(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return fast
 
 
+def compiled_without_gradient(*tensors: Tensor) -> bool:
+    """Whether a function is compiled and none of its arguments needs a gradient.
+
+    Then torch traces the forward of an autograd function as if it had a context, unless it has
+    exactly as many arguments as parameters, of which a starred one counts as one.
+    """
+    if not compiling() or transforming():
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+
+
 def _apply(
     make_sample: Callable[[Tensor, Tensor], Tensor], vjp: Vjp, logits: Tensor, *saved: Any
 ) -> Tensor:
-    needs_gradient = torch.is_grad_enabled() and logits.requires_grad
-    if compiling() and not needs_gradient and not transforming():
-        # without a gradient torch traces forward as if it had a context, unless it has exactly as
-        # many arguments as parameters, of which *saved counts as one
+    if compiled_without_gradient(logits):
         return make_sample(logits, saved[0])
     apply = _Attach.apply if compiling() or transforming() else _apply_eager
     sample: Tensor = apply(make_sample, vjp, logits, *saved)[0]

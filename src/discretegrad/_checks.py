@@ -102,6 +102,17 @@ def is_dense(x: Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested
 
 
+def check_index_type(name: str, given: object, of: str) -> None:
+    """``given`` is a tensor of whole numbers, which stand for categories or experts."""
+    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
+        came = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise TypeError(
+            f"{name}: expected given to be an int64 tensor of {of}, got {came}. "
+            "Convert an index with .long(), a one-hot sample with .argmax(dim)."
+        )
+    check_dense(name, "given", given)
+
+
 def check_dense(name: str, argument: str, x: Tensor) -> None:
     """The tensor is neither sparse nor nested."""
     if is_dense(x):
@@ -315,9 +326,10 @@ def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> No
     """All options are options of the estimator."""
     for option in options:
         if option not in known:
+            among = f"options among {', '.join(known)}" if known else "no options"
             raise TypeError(
-                f"{name}: expected options among {', '.join(known)}, got {option!r}. Other "
-                "estimators have other options: see discretegrad.ESTIMATORS."
+                f"{name}: expected {among}, got {option!r}. Other estimators have other options: "
+                "see discretegrad.ESTIMATORS."
             )
 
 

@@ -72,7 +72,8 @@ def add_rows(rows: Tensor, index: Tensor, count: int) -> Tensor:
     Sums are taken in float32 at least and rounded once, however many rows meet.
     """
     # a GPU does so by itself, a CPU adds up in the dtype it is given; so does index_add everywhere
-    wide = rows if rows.is_cuda else rows.to(compute_dtype(rows.dtype))
+    is_gpu = rows.device.type == "cuda"  # torch 2.6 cannot compile rows.is_cuda in a backward
+    wide = rows if is_gpu else rows.to(compute_dtype(rows.dtype))
     sums: Tensor = torch.ops.aten.embedding_dense_backward(
         wide.contiguous(), index, count, -1, False
     )

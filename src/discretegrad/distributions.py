@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
 from ._checks import check_flag, check_generator, values_are_checked
-from ._math import compute_dtype
+from ._math import compute_dtype, row_sum
 from ._row import Estimator
 from ._score import check_works_on
 from ._types import Call, Temperature
@@ -64,21 +64,20 @@ class _Discrete(plain.Distribution, ABC):
         if (probs is None) == (logits is None):
             came = "neither" if probs is None else "both"
             raise ValueError(f"{name}: expected either probs or logits, got {came}")
-        natural = self._from_probs(probs) if logits is None else _as_tensor(logits)
+        if validate_args is not None:
+            check_flag(name, "validate_args", validate_args)
+        default: bool = plain.Distribution._validate_args
+        checked = default if validate_args is None else validate_args
+        natural = self._from_probs(probs, checked) if logits is None else _as_tensor(logits)
         call = Call(name, natural, tau, mask=mask)
         self._family.check(call)
         check_generator(name, generator, natural)
         if mask is not None:
             natural = natural.masked_fill(~mask, -math.inf)
-        if validate_args is not None:
-            check_flag(name, "validate_args", validate_args)
-        default: bool = plain.Distribution._validate_args
-        checked = default if validate_args is None else validate_args
         if checked and values_are_checked(natural):
             self._family.check_values(name, self._family.prepare(call))
         if unimix:
-            wide = natural.to(compute_dtype(natural.dtype))
-            natural = self._mixed(wide, float(unimix)).to(natural.dtype)
+            natural = self._mixed(_wide(natural), float(unimix)).to(natural.dtype)
         self._natural = natural
         self._sampler = _Sampler(row, tau, generator, options)
         variables = self._family.variables_shape(natural)
@@ -87,7 +86,7 @@ class _Discrete(plain.Distribution, ABC):
 
     @classmethod
     @abstractmethod
-    def _from_probs(cls, probs: Any) -> Tensor:
+    def _from_probs(cls, probs: Any, checked: bool) -> Tensor:
         """Logits of probabilities, infinite where an outcome is impossible."""
 
     @staticmethod
@@ -118,12 +117,16 @@ class _Discrete(plain.Distribution, ABC):
     @property
     def log_probs(self) -> Tensor:
         """The log-probability of every outcome, along the last axis."""
-        return self._family.log_probs(self._natural)
+        return self._wide_log_probs().to(self._natural.dtype)
+
+    def _wide_log_probs(self) -> Tensor:
+        """The same in float32 at least: a float16 cannot hold a sum over 65536 categories."""
+        return self._family.log_probs(_wide(self._natural))
 
     @property
     def probs(self) -> Tensor:
         """The probabilities, which are the mean."""
-        return self._family.relaxed(self._natural)
+        return self._family.relaxed(_wide(self._natural)).to(self._natural.dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -177,8 +180,9 @@ class _Discrete(plain.Distribution, ABC):
 
     def entropy(self) -> Tensor:
         """The entropy in nats; impossible outcomes add nothing."""
-        log_probs = self.log_probs
-        return 0 - _expected(log_probs.exp(), log_probs)  # see _kl
+        log_probs = self._wide_log_probs()
+        entropy = 0 - _expected(log_probs.exp(), log_probs)  # see _kl
+        return entropy.to(self._natural.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All outcomes along a new first axis."""
@@ -244,8 +248,9 @@ class OneHotCategorical(_Discrete):
         return self.log_probs
 
     @classmethod
-    def _from_probs(cls, probs: Any) -> Tensor:
-        return _log(_check_probs(cls.__name__, probs, torch.finfo(torch.float64).max))
+    def _from_probs(cls, probs: Any, checked: bool) -> Tensor:
+        most = torch.finfo(torch.float64).max
+        return _log(_check_probs(cls.__name__, probs, most, checked))
 
     @staticmethod
     def _mixed(natural: Tensor, unimix: float) -> Tensor:
@@ -296,8 +301,8 @@ class Bernoulli(_Discrete):
         return self._natural
 
     @classmethod
-    def _from_probs(cls, probs: Any) -> Tensor:
-        probs = _check_probs(cls.__name__, _as_tensor(probs), 1.0)
+    def _from_probs(cls, probs: Any, checked: bool) -> Tensor:
+        probs = _check_probs(cls.__name__, _as_tensor(probs), 1.0, checked)
         return _log(probs) - _log(1 - probs)
 
     @staticmethod
@@ -315,7 +320,9 @@ def _kl(p: Any, q: Any) -> Tensor:
     log_p, log_q = _log_probs_of(p), _log_probs_of(q)
     # what p excludes adds nothing, whatever q says
     log_ratio = torch.where(log_p == -math.inf, 0, log_q - log_p)
-    return 0 - _expected(log_p.exp(), log_ratio)  # not -x, which would be -0.0 for equal ones
+    divergence = 0 - _expected(log_p.exp(), log_ratio)  # not -x, which is -0.0 for equal ones
+    dtypes = (d._natural.dtype if isinstance(d, _Discrete) else d.logits.dtype for d in (p, q))
+    return divergence.to(torch.promote_types(*dtypes))
 
 
 for _ours, _torchs in ((OneHotCategorical, plain.OneHotCategorical), (Bernoulli, plain.Bernoulli)):
@@ -324,13 +331,17 @@ for _ours, _torchs in ((OneHotCategorical, plain.OneHotCategorical), (Bernoulli,
 
 
 def _log_probs_of(d: Any) -> Tensor:
-    """Also for torch's distributions, whose logits are clamped where their probs are zero."""
+    """In float32 at least; also for torch's distributions."""
     if isinstance(d, _Discrete):
-        return d.log_probs
+        return d._wide_log_probs()
+    logits = _wide(d.logits)
+    # from probs of 0 and 1 torch makes logits of the logarithm of the dtype's precision; where
+    # such probs are the rounding of logits, these are further out
+    clamped = logits.abs() < 1 - math.log(torch.finfo(d.logits.dtype).eps)
+    logits = torch.where(clamped & (d.probs == 0), -math.inf, logits)
     if isinstance(d, plain.OneHotCategorical):
-        return d.logits.masked_fill(d.probs == 0, -math.inf)
-    ends = torch.where(d.probs == 0, -math.inf, d.logits)
-    return Bits().log_probs(torch.where(d.probs == 1, math.inf, ends))
+        return logits
+    return Bits().log_probs(torch.where(clamped & (d.probs == 1), math.inf, logits))
 
 
 def _expected(weights: Tensor, log_probs: Tensor) -> Tensor:
@@ -339,8 +350,12 @@ def _expected(weights: Tensor, log_probs: Tensor) -> Tensor:
     Outcomes with a log-probability of -inf give no gradient, and their weights get none.
     """
     impossible = log_probs == -math.inf
-    total = (weights * log_probs.masked_fill(impossible, 0)).sum(-1)
+    total = row_sum(weights * log_probs.masked_fill(impossible, 0)).squeeze(-1)
     return total.masked_fill(((weights != 0) & impossible).any(-1), -math.inf)
+
+
+def _wide(natural: Tensor) -> Tensor:
+    return natural.to(compute_dtype(natural.dtype))
 
 
 def _log(probs: Tensor) -> Tensor:
@@ -355,7 +370,7 @@ def _as_tensor(parameter: Any) -> Any:
     return torch.tensor(float(parameter)) if is_number else parameter
 
 
-def _check_probs(name: str, probs: Any, most: float) -> Tensor:
+def _check_probs(name: str, probs: Any, most: float, checked: bool) -> Tensor:
     """``probs`` is a real tensor, which is returned, with values from 0 to ``most``."""
     if not isinstance(probs, Tensor) or not probs.is_floating_point():
         came = probs.dtype if isinstance(probs, Tensor) else type(probs).__name__
@@ -363,7 +378,7 @@ def _check_probs(name: str, probs: Any, most: float) -> Tensor:
             f"{name}: expected probs to be a floating-point tensor, got {came}. Convert with "
             "torch.as_tensor(probs).float()."
         )
-    if values_are_checked(probs):
+    if checked and values_are_checked(probs):
         bad = ~((probs >= 0) & (probs <= most))
         if bad.any():
             limits = "in [0, 1]" if most == 1 else "non-negative and finite"

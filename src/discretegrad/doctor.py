@@ -23,6 +23,11 @@ class Part:
     broken: bool = False
     """Whether something will fail because of it."""
 
+    @property
+    def sign(self) -> str:
+        """One letter for a table."""
+        return "x" if self.broken else "!" if self.advice else " "
+
 
 def parts() -> Iterator[Part]:
     """Everything that matters to the library."""

@@ -31,7 +31,7 @@ from .estimators import (
 from .sampling import Rule
 
 # torch 2.6 cannot compile a look-up in a dictionary that is read-only
-_ROWS: dict[str, Estimator] = {
+ROWS: dict[str, Estimator] = {
     module.ROW.name: module.ROW
     for module in (
         reinmax,
@@ -54,7 +54,7 @@ _ROWS: dict[str, Estimator] = {
         exact,
     )
 }
-ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ROWS)
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(ROWS)
 """Every estimator by name, read-only."""
 
 
@@ -91,13 +91,13 @@ def find_row(estimator: object) -> Estimator | None:
         return get(estimator)
     if isinstance(estimator, Estimator):
         return estimator
-    return next((row for row in _ROWS.values() if row.function is estimator), None)
+    return next((row for row in ROWS.values() if row.function is estimator), None)
 
 
 def get_sampler(name: str, estimator: object) -> Estimator:
     """The row of a sampler of categories that a user named, or passed, to the function ``name``."""
-    row = _ROWS.get(estimator) if isinstance(estimator, str) else find_row(estimator)
-    samplers = ", ".join(row.name for row in _ROWS.values() if row.kind == "sampler")
+    row = ROWS.get(estimator) if isinstance(estimator, str) else find_row(estimator)
+    samplers = ", ".join(row.name for row in ROWS.values() if row.kind == "sampler")
     if row is None and not isinstance(estimator, str):
         raise TypeError(
             f"{name}: expected estimator to be the name of a sampler ({samplers}), its row or its "

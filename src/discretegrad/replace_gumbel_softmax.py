@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import gumbel_softmax as torchs_gumbel_softmax
 from torch.overrides import TorchFunctionMode
 
-from ._checks import check_tau
+from ._checks import check_tau, is_word
 from .registry import EstimatorLike, sampler_rule
 
 _NAME = "replace_gumbel_softmax"
@@ -26,7 +26,8 @@ def replace_gumbel_softmax(
     """Serve calls of ``torch.nn.functional.gumbel_softmax`` by another sampler, in a ``with``.
 
     The model is not changed, and it does not matter how it imported the function. Only the thread
-    that enters is served, and only until it leaves. Of two that are nested the inner one serves.
+    that enters is served, and only until it leaves. Of two that are nested the inner one serves,
+    and the outer one is asked about what the inner one leaves to torch.
 
     Args:
         estimator: The name of a sampler, its row, or its function.
@@ -60,9 +61,10 @@ def replace_gumbel_softmax(
             f"{_NAME}: expected hard to be None or True, got {hard!r}. A relaxed sample is what "
             "torch's own function makes of hard=False."
         )
-    if isinstance(tau, Tensor):
-        raise TypeError(f'{_NAME}: expected tau to be a number or "model", got a tensor')
-    if not isinstance(tau, str) or tau != "model":
+    if not is_word(tau, "model"):
+        if isinstance(tau, (Tensor, str)):
+            came = "a tensor" if isinstance(tau, Tensor) else repr(tau)
+            raise TypeError(f'{_NAME}: expected tau to be a number or "model", got {came}')
         check_tau(_NAME, tau, torch.zeros(1), None)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(

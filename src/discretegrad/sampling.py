@@ -125,10 +125,10 @@ def _check_works_on(name: str, family: Family) -> None:
     """A sampler of the library is defined for this kind of variable; of others nothing is known."""
     # these import this file
     from ._score import check_works_on
-    from .registry import ESTIMATORS
+    from .registry import ROWS
 
-    if name in ESTIMATORS:
-        check_works_on(ESTIMATORS[name], family)
+    if name in ROWS:
+        check_works_on(ROWS[name], family)
 
 
 def jacobian_at(draw: Draw, natural: Tensor | None = None) -> Gradient:

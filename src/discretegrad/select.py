@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attach import Vjp, apply_fast, attach_sample, estimate
+from ._attach import Vjp, apply_fast, attach_sample, compiled_without_gradient, estimate
 from ._checks import check_dense
 from ._math import add_rows
 from ._modes import transforming
@@ -73,6 +73,8 @@ def select(handle: Handle, weight: Tensor) -> Tensor:
         make_one_hot = FAMILIES["categorical"].sample
         one_hot = attach_sample(make_one_hot, handle.vjp, handle.logits, *handle.saved)
         return one_hot.to(weight.dtype) @ weight
+    if compiled_without_gradient(handle.logits, weight):
+        return weight[handle.index]
     selected: Tensor = apply_fast(_Select)(
         handle.vjp, handle.dtype, handle.logits, weight, handle.index, *handle.saved
     )[0]

@@ -10,9 +10,9 @@ from torch import Tensor
 from ._attach import attach_sample
 from ._checks import (
     check_count,
-    check_dense,
     check_flag,
     check_generator,
+    check_index_type,
     check_noise,
     is_word,
     values_are_checked,
@@ -155,7 +155,7 @@ def sparse_mixer(
     left = constant(left, compute_dtype(logits.dtype))
     drawn, best, points = [], [], []
     for place in range(k):
-        natural = _without_those_behind(left, jitter_eps, threshold)
+        natural = without_those_behind(left, jitter_eps, threshold)
         variables = Variables(natural, softmax(natural), 1.0, -1)
         _check_left(variables, place, k)
         best.append(left.argmax(-1, keepdim=True))
@@ -200,8 +200,11 @@ def _gradient(
     return ((factor * g.unsqueeze(-1)) * probability * score).sum(-2)
 
 
-def _without_those_behind(left: Tensor, jitter_eps: float, threshold: Threshold) -> Tensor:
-    """The logits, -inf for experts that are too far behind the best of those that are left."""
+def without_those_behind(left: Tensor, jitter_eps: float, threshold: Threshold) -> Tensor:
+    """The logits, -inf for experts that are too far behind the best of those that are left.
+
+    Whoever draws experts by themselves, to give them to ``sparse_mixer``, draws from these.
+    """
     best = left.amax(-1, keepdim=True)
     behind = best - left
     if threshold == "phimoe":
@@ -261,13 +264,7 @@ def _check_draws(
             )
     if given is None:
         return
-    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
-        came = given.dtype if isinstance(given, Tensor) else type(given).__name__
-        raise TypeError(
-            f"{_NAME}: expected given to be an int64 tensor of experts, got {came}. Convert with "
-            ".long()."
-        )
-    check_dense(_NAME, "given", given)
+    check_index_type(_NAME, given, "experts")
     if given.shape != shape or given.device != logits.device:
         raise ValueError(
             f"{_NAME}: expected given of shape {shape} (k experts per row of the logits) on "

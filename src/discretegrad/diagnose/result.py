@@ -137,7 +137,7 @@ class Diagnosis:
     batch_shape: tuple[int, ...]
     """Of the losses."""
     family: str
-    """Kind of the variables."""
+    """Kind of the variables, such as ``"categorical"`` or ``"Subset(k=3)"``."""
     dtype: str
     """Of the logits."""
     device: str

@@ -150,7 +150,7 @@ def diagnose(
         num_draws=num_draws,
         shape=tuple(logits.shape),
         batch_shape=tuple(problem.batch_shape),
-        family=problem.family.name,
+        family=problem.family.title,
         dtype=str(logits.dtype).removeprefix("torch."),
         device=_device_name(logits.device),
         torch_version=str(torch.__version__),

@@ -92,7 +92,7 @@ def reinmax(
 
 def _formula(draw: Draw) -> Gradient:
     family, variables, _, _ = draw
-    vjp = family.fused.get("reinmax") or partial(_gradient, family)
+    vjp = family.fused.get("reinmax", partial(_gradient, family))
     if not isinstance(variables.tau, Tensor) and variables.tau == 1:
         return Gradient(vjp, (variables.point,))
     return Gradient(vjp, (variables.point, family.tempered(variables)))

@@ -212,5 +212,10 @@ class Family(ABC):
             "what every family gives: its row in discretegrad.ESTIMATORS has any_family=True."
         )
 
+    @property
+    def title(self) -> str:
+        """How results call it: its name, unless there are several families of that name."""
+        return self.name
+
     def __repr__(self) -> str:
         return f"family {self.name!r}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._checks import check_dense, values_are_checked
+from .._checks import check_index_type, values_are_checked
 from .._math import row_sum, sigmoid, softmax
 from .._modes import compiling, transforming
 from .._random import uniform, widest
@@ -257,7 +257,7 @@ class Categorical(AlongAxis):
     def log_probs(self, logits: Tensor) -> Tensor:
         """The log-probability of every category, as accurate as ``log_prob``."""
         below, is_largest = _below_largest(logits)
-        rest = torch.where(is_largest, 0, below.exp()).sum(-1, keepdim=True)
+        rest = row_sum(torch.where(is_largest, 0, below.exp()))
         return below - torch.log1p(rest)
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
@@ -315,13 +315,7 @@ def check_rows(name: str, logits: Tensor, probs: Tensor) -> None:
 
 def check_index(name: str, index: Tensor, logits: Tensor, count: int | None = None) -> None:
     """``index`` names one allowed category for each row of ``logits``, or ``count`` of them."""
-    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
-        came = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(
-            f"{name}: expected given to be an int64 tensor of categories, got {came}. "
-            "Convert an index with .long(), a one-hot sample with .argmax(dim)."
-        )
-    check_dense(name, "given", index)
+    check_index_type(name, index, "categories")
     shape = logits.shape[:-1]
     wanted, words = shape, "the logits' shape without the category axis"
     if count is not None:

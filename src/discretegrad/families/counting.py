@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad
+from torch.nn.functional import logsigmoid
 
 from .._math import row_sum
-from .._modes import compiling, transforming
+from .._modes import batched, compiling, transforming
 
 # The shift is good enough if the mean number of ones is so near to k, and is so after a few steps.
 # Should ten not do, then the chance of k ones may be smaller, which float32 has much room for.
@@ -77,6 +77,10 @@ def inclusion_and_covariance(point: Tensor, k: int, g: Tensor) -> tuple[Inclusio
 
 def draw(point: Tensor, k: int, uniform: Tensor) -> Tensor:
     """Subsets as booleans (draws, rows, n), from uniform numbers (draws, rows, n - 1)."""
+    # of rows that no check has looked at, with NaN or too few items, any subset will do
+    n = point.shape[-1]
+    alike = math.log(k / (n - k)) if n > k else 0.0
+    point = torch.where(point.isnan().any(-1, keepdim=True), alike, point)
     # the axis of rows first, because blocks are along it
     (drawn,) = _in_blocks(_draw, k, point, uniform.movedim(0, 1))
     return drawn.movedim(0, 1)
@@ -85,7 +89,8 @@ def draw(point: Tensor, k: int, uniform: Tensor) -> Tensor:
 def log_chance(point: Tensor, k: int) -> Tensor:
     """The log-probability that k bits with log-odds (..., n) are 1, (...). Differentiable."""
     point, k, _ = _smaller_side(point, k)
-    root = _products(_leaves(point.reshape(-1, point.shape[-1])), k)[-1]
+    last = _products(_leaves(point.reshape(-1, point.shape[-1])), k)[-1]
+    root = last if last.shape[1] == 1 else _product(last[:, :1], last[:, 1:], k)
     return root[k, 0].log().reshape(point.shape[:-1])
 
 
@@ -96,7 +101,8 @@ def _in_blocks(function: Callable[..., Parts], k: int, *tensors: Tensor) -> Part
     """``function(k, *tensors)``, some rows at a time where that is faster."""
     rows = tensors[0].shape[0]
     size = max(1, _BLOCK // max(1, max(x[:1].numel() for x in tensors)))
-    if rows <= size or tensors[0].device.type != "cpu" or compiling() or transforming():
+    whole = rows <= size or tensors[0].device.type != "cpu"
+    if whole or compiling() or transforming() or any(map(batched, tensors)):
         return function(k, *tensors)
     blocks = zip(*(x.split(size) for x in tensors), strict=True)
     parts = [function(k, *block) for block in blocks]
@@ -144,108 +150,118 @@ def _leaves(point: Tensor) -> Tensor:
 
 
 def _products(leaves: Tensor, k: int) -> list[Tensor]:
-    """The polynomials of all groups, from single items to all."""
+    """The polynomials of all groups, from single items to the two halves of all."""
     levels = [leaves]
-    while levels[-1].shape[1] > 1:
+    while levels[-1].shape[1] > 2:
         x = levels[-1]
-        left, right = _halves(x)
-        parent = _parent(x, k)
-        _add_product(_paired(parent, x), left, right)
-        levels.append(parent)
+        left, right = _sides(x).unbind(1)
+        levels.append(_joined(_product(left, right, _degree_above(x, k)), x))
     return levels
 
 
 def _outside(levels: list[Tensor], k: int) -> list[Tensor]:
     """For every group and every j, the probability that all other items contribute k - j."""
-    root = torch.zeros_like(levels[-1])
+    root = levels[0].new_zeros(max(k, 1) + 1, 1, *levels[0].shape[2:])
     root[k] = 1
     outside = [root]
-    for x in levels[-2::-1]:
-        (left, right), above = _halves(x), outside[-1]
-        below = _below(above, x)
-        # the views one at a time: autograd refuses to change one that is older than a change
-        _add_matches(_halves(below)[0], _paired(above, x), right)
-        _add_matches(_halves(below)[1], _paired(above, x), left)
-        outside.append(below)
+    for x in reversed(levels):
+        if x.shape[1] > 1:
+            outside.append(_spread(_matches(_paired(outside[-1], x), _siblings(x)), outside[-1], x))
     return outside[::-1]
 
 
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The two groups of each pair."""
+def _sides(x: Tensor) -> Tensor:
+    """The two groups of each pair, along a new second axis."""
     half = x.shape[1] // 2
-    return x[:, :half], x[:, half : 2 * half]
+    # not a slice, here and below: one that keeps all has no rule for is_grads_batched
+    return x.narrow(1, 0, 2 * half).reshape(len(x), 2, half, *x.shape[2:])
 
 
-def _paired(parent: Tensor, child: Tensor) -> Tensor:
-    """Those groups of a level that are pairs of the level below."""
-    return parent[:, : child.shape[1] // 2]
+def _siblings(x: Tensor) -> Tensor:
+    """The same, for each group the other one of its pair."""
+    return _sides(x).flip(1)
 
 
-def _parent(x: Tensor, k: int) -> Tensor:
-    """Zeros for the level above, with the odd one out in its place."""
-    groups = x.shape[1]
-    degree = min(2 * (x.shape[0] - 1), k)
-    parent = x.new_zeros(degree + 1, (groups + 1) // 2, *x.shape[2:])
-    if groups % 2:
-        passed = x[: degree + 1, -1]
-        parent[: len(passed), -1] = passed
-    return parent
+def _paired(above: Tensor, x: Tensor) -> Tensor:
+    """Those groups of a level that are pairs of ``x``, the level below, for both sides."""
+    return above.narrow(1, 0, x.shape[1] // 2).unsqueeze(1)
 
 
-def _below(above: Tensor, x: Tensor) -> Tensor:
-    """Zeros for the level of ``x``, with what the odd one out has from above."""
-    below = torch.zeros_like(x)
-    if x.shape[1] % 2:
-        passed = above[: x.shape[0], -1]
-        below[: len(passed), -1] = passed
-    return below
+def _degree_above(x: Tensor, k: int) -> int:
+    return min(2 * (len(x) - 1), k)
 
 
-def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the products of polynomials, up to the degree of ``out``."""
-    if _in_one_step(out, right):
-        degree = len(left) - 1
-        # right[m + i - degree] for i = degree - j, and 0 where there is no such coefficient
-        padded = pad(right, (0, 0) * (right.ndim - 1) + (degree, max(0, len(out) - len(right))))
-        windows = padded[: len(out) + degree].unfold(0, degree + 1, 1).movedim(-1, 1)
-        out += (windows * left.flip(0)).sum(1)
-        return
+def _joined(pairs: Tensor, x: Tensor) -> Tensor:
+    """The level above ``x``: its pairs, and the odd one out as it is."""
+    if x.shape[1] % 2 == 0:
+        return pairs
+    return torch.cat([pairs, _resized(x[:, -1:], len(pairs))], 1)
+
+
+def _spread(sides: Tensor, above: Tensor, x: Tensor) -> Tensor:
+    """The level of ``x``: both sides of its pairs, and the odd one out as it is above."""
+    pairs = sides.reshape(len(sides), 2 * sides.shape[2], *sides.shape[3:])
+    if x.shape[1] % 2 == 0:
+        return pairs
+    return torch.cat([pairs, _resized(above[:, -1:], len(x))], 1)
+
+
+def _resized(x: Tensor, size: int, before: int = 0) -> Tensor:
+    """So many coefficients of polynomials, and zeros before them and where there are none."""
+    return _padded(x.narrow(0, 0, min(size, len(x))), before, size - len(x))
+
+
+def _padded(x: Tensor, before: int, after: int) -> Tensor:
+    """Coefficients with zeros for others; not ``pad``, which in torch 2.6 refuses zero rows."""
+    sizes = before, max(0, after)
+    ends = [x.new_zeros(size, *x.shape[1:]) for size in sizes]
+    return torch.cat([ends[0], x, ends[1]]) if any(sizes) else x
+
+
+def _product(left: Tensor, right: Tensor, degree: int) -> Tensor:
+    """The products of polynomials, up to this degree."""
+    if _in_one_step(degree, right):
+        # right[m + i - last] for i = last - j
+        last = len(left) - 1
+        windows = _windows(_resized(right, degree + 1, last), len(left))
+        return (windows * left.flip(0)).sum(1)
+    out = right.new_zeros(degree + 1, *right.shape[1:])
     for j in range(min(len(left), len(out))):
         end = min(len(out) - j, len(right))
-        _accumulate(out[j : j + end], left[j], right[:end])
+        out[j : j + end].addcmul_(left[j], right[:end])
+    return out
 
 
-def _add_matches(out: Tensor, above: Tensor, sibling: Tensor) -> None:
-    """Add, for every j, the sum over i of ``sibling[i] * above[i + j]``."""
-    if _in_one_step(out, sibling):
-        size = len(out) + len(sibling) - 1
-        padded = pad(above, (0, 0) * (above.ndim - 1) + (0, max(0, size - len(above))))
-        windows = padded[:size].unfold(0, len(sibling), 1).movedim(-1, 1)
-        out += (windows * sibling).sum(1)
-        return
-    for i in range(min(len(sibling), len(above))):
+def _matches(above: Tensor, siblings: Tensor) -> Tensor:
+    """For every j, the sum over i of ``siblings[i] * above[i + j]``."""
+    if _in_one_step(len(siblings) - 1, siblings):
+        windows = _windows(_resized(above, 2 * len(siblings) - 1), len(siblings))
+        return (windows * siblings).sum(1)
+    out = torch.zeros_like(siblings)
+    for i in range(min(len(siblings), len(above))):
         end = min(len(out), len(above) - i)
-        _accumulate(out[:end], sibling[i], above[i : i + end])
+        out[:end].addcmul_(siblings[i], above[i : i + end])
+    return out
 
 
-def _accumulate(out: Tensor, x: Tensor, y: Tensor) -> None:
-    if transforming():  # which has no rule for the faster form
-        out += x * y
-    else:
-        out.addcmul_(x, y)
+def _windows(x: Tensor, size: int) -> Tensor:
+    """All runs of so many coefficients, by their first one; those of a run along the next axis."""
+    if transforming():  # which has no rule for the backward of unfold
+        return torch.stack([x[i : len(x) - size + 1 + i] for i in range(size)], 1)
+    return x.unfold(0, size, 1).movedim(-1, 1)
 
 
-def _in_one_step(out: Tensor, factor: Tensor) -> bool:
+def _in_one_step(degree: int, factor: Tensor) -> bool:
     """Whether to form all products of two coefficients at once, and not one row after the other.
 
     That takes more memory and fewer operations, of which each takes a while to start, or to
-    compile.
+    compile. It changes nothing in place, which a tensor of several gradients would refuse.
     """
-    if compiling() or transforming():  # of which the latter has no rule for the backward of unfold
-        return not transforming()
-    if out.device.type == "cpu":
+    if compiling() or transforming() or batched(factor):
+        return True
+    if factor.device.type == "cpu":
         return factor.numel() < _SHORT
-    return len(out) * factor.numel() < _MANY
+    return (degree + 1) * factor.numel() < _MANY
 
 
 def _inclusion(k: int, point: Tensor) -> Parts:
@@ -278,26 +294,20 @@ def _covariance(k: int, point: Tensor, g: Tensor) -> Parts:
     mean, rest = _normalised(leaves, outside[0])
     variance, g = mean * rest, g.T
     tiny = torch.finfo(g.dtype).tiny
-    g = g - (variance * g).sum(0) / variance.sum(0).clamp_min(tiny)
+    # row_sum, because there may be one row of many items
+    total, weight = row_sum((variance * g).T), row_sum(variance.T)
+    g = g - (total / weight.clamp_min(tiny)).T
     swing = leaves[0] * leaves[1] * g
     sums = [torch.stack([-swing, swing])]
-    for x in levels[:-2]:  # the sum over all items is not needed
-        parent = _parent(sums[-1], k)
-        (left, right), (left_sum, right_sum) = _halves(x), _halves(sums[-1])
-        _add_product(_paired(parent, x), left, right_sum)
-        _add_product(_paired(parent, x), right, left_sum)
-        sums.append(parent)
-    others = torch.zeros_like(levels[-1])
-    groups = zip(levels[-2::-1], sums[::-1], outside[:0:-1], strict=False)  # none of a single item
+    for x in levels[:-1]:  # the sum over all items is not needed
+        both = _product(_sides(x), _siblings(sums[-1]), _degree_above(x, k))
+        sums.append(_joined(both.sum(1), sums[-1]))
+    others = torch.zeros_like(outside[-1])
+    groups = zip(levels[::-1], sums[::-1], outside[:0:-1], strict=False)  # none of a single item
     for x, s, above in groups:
-        (left, right), (left_sum, right_sum) = _halves(x), _halves(s)
-        below = _below(others, x)
-        to_left, to_right = _halves(below)
-        _add_matches(to_left, _paired(others, x), right)
-        _add_matches(to_left, _paired(above, x), right_sum)
-        _add_matches(to_right, _paired(others, x), left)
-        _add_matches(to_right, _paired(above, x), left_sum)
-        others = below
+        sides = _matches(_paired(others, x), _siblings(x))
+        sides = sides + _matches(_paired(above, x), _siblings(s))
+        others = _spread(sides, others, x)
     (without, within), (q, p) = outside[0], leaves
     chance = p * within + q * without
     slope = p / chance * q / chance * (without * others[1] - within * others[0])
@@ -312,19 +322,19 @@ def _draw(k: int, point: Tensor, uniform: Tensor) -> Parts:
     place = uniform.movedim(-1, 0).movedim(1, -1).contiguous()  # (n - 1, draws, rows)
     count = place.new_full((1, *uniform.shape[1:-1], point.shape[0]), k, dtype=torch.int64)
     used = 0
-    for x in levels[-2::-1]:
-        left, right = (half.unsqueeze(2) for half in _halves(x))
+    for x in reversed(levels):
+        left, right = (half.unsqueeze(2) for half in _sides(x).unbind(1))
         half, degree = left.shape[1], len(x) - 1
         pairs = count[:half]
         # left takes j and right the others: the probability of their count times that of j
         ahead = torch.arange(degree, -1, -1, device=x.device).reshape(-1, 1, 1, 1)
-        others = pad(right, (0, 0) * 3 + (degree, degree))
+        others = _padded(right, degree, degree)
         others = others.expand(-1, *pairs.shape).gather(0, pairs + ahead)
         ends = (left * others).cumsum(0, dtype=place.dtype)
         threshold = place[used : used + half] * ends[-1]
         taken = (ends <= threshold).sum(0)
         # only rows that no check has looked at, with NaN or too few items, go beyond these limits
-        taken = taken.maximum(pairs - degree).minimum(pairs.clamp(max=degree))
+        taken = taken.clamp(pairs - degree, pairs.clamp(max=degree))
         count = torch.cat([taken, pairs - taken, count[half:]])
         used += half
     drawn = count.movedim(0, -1).movedim(1, 0) > 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .._checks import check_count, values_are_checked
-from .._math import compute_dtype
+from .._math import compute_dtype, row_sum
 from .._random import uniform, widest
 from .._types import Call
 from . import counting
@@ -182,21 +182,37 @@ class Subset(AlongAxis):
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
         """The log-probability of each subset, (...); of a sample with k ones."""
+        self._check_parameters("log_prob", logits)
         value: Tensor = _LogProb.apply(_wide(logits), sample > 0, self.k)
         return value.to(logits.dtype)
 
     def relaxed(self, natural: Tensor) -> Tensor:
         """The probability that an item is in the subset, differentiable as often as one likes."""
+        self._check_parameters("relaxed", natural)
         point = counting.balanced(_wide(natural), self.k)
         return counting.inclusion(point, self.k).mean.to(natural.dtype)
 
     def entropy(self, logits: Tensor) -> Tensor:
         """The entropy of each variable, (...), in nats. Differentiable."""
+        self._check_parameters("entropy", logits)
         point = counting.balanced(_wide(logits), self.k)
         mean, rest = counting.inclusion(point, self.k)
-        log_odds = point.masked_fill(point == -math.inf, 0)  # of an item that is never drawn
-        bits = mean * logsigmoid(log_odds) + rest * logsigmoid(-point)
-        return (counting.log_chance(point, self.k) - bits.sum(-1)).to(logits.dtype)
+        # what has no chance adds nothing, and its log-odds may be infinite
+        of_in = mean * logsigmoid(point.masked_fill(mean == 0, 0))
+        of_out = rest * logsigmoid(-point.masked_fill(rest == 0, 0))
+        total = row_sum(of_in + of_out).squeeze(-1)
+        return (counting.log_chance(point, self.k) - total).to(logits.dtype)
+
+    def _check_parameters(self, method: str, natural: Tensor) -> None:
+        """What a user passed to a method is logits of which a draw can be made."""
+        name = f"{self}.{method}"
+        self.check(Call(name, natural))
+        self.check_values(name, Variables(natural, natural, 1.0, -1))
+
+    @property
+    def title(self) -> str:
+        """See ``Family``: those with another k are other distributions."""
+        return f"Subset(k={self.k})"
 
     def __repr__(self) -> str:
         return f"Subset({self.k})"
@@ -239,7 +255,7 @@ class _LogProb(torch.autograd.Function):
     def forward(logits: Tensor, drawn: Tensor, k: int) -> Tensor:
         point = counting.balanced(logits, k)
         bits = logsigmoid(torch.where(drawn, point, -point))
-        return bits.sum(-1) - counting.log_chance(point, k)
+        return row_sum(bits).squeeze(-1) - counting.log_chance(point, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -143,9 +143,10 @@ def linear_select(
         (torch.Size([2, 5, 8]), torch.Size([1000, 8]), torch.Size([1000, 3]))
     """
     row = get_sampler(NAME, estimator)
-    # a gather needs a category, so there is no relaxed sample
-    known = tuple(option for option in row.options if option != "hard")
-    check_options(row.name, options, ("tau", *known))
+    if options:  # torch 2.6 cannot compile a look at those of the row
+        # a gather needs a category, so there is no relaxed sample
+        known = tuple(option for option in row.options if option != "hard")
+        check_options(row.name, options, ("tau", *known))
     assert row.rule is not None
     rule = row.rule(**options)
     check_flag(NAME, "return_index", return_index)
@@ -155,7 +156,7 @@ def linear_select(
     check_generator(NAME, generator, hidden)
     # not -1, which an empty tensor leaves open
     flat = layer.hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
-    layer = layer._replace(hidden=flat)
+    layer = Layer(flat, layer.head, layer.table)  # torch 2.6 cannot compile layer._replace
     if bias is not None:
         layer = _with_bias(layer, autocast(bias))
     with no_autocast(hidden):
@@ -177,7 +178,7 @@ def linear_select(
 
 def _with_bias(layer: Layer, bias: Tensor) -> Layer:
     """The bias as a last column of the head, for which every hidden vector has a 1."""
-    hidden, head, _ = layer
+    hidden, head, table = layer
     if not isinstance(bias, Tensor) or bias.dtype != head.dtype or bias.device != head.device:
         came = f"{bias.dtype} on {bias.device}" if isinstance(bias, Tensor) else type(bias).__name__
         raise TypeError(
@@ -191,9 +192,7 @@ def _with_bias(layer: Layer, bias: Tensor) -> Layer:
             f"{tuple(bias.shape)}"
         )
     ones = hidden.new_ones(hidden.shape[0], 1)
-    return layer._replace(
-        hidden=torch.cat([hidden, ones], 1), head=torch.cat([head, bias.unsqueeze(1)], 1)
-    )
+    return Layer(torch.cat([hidden, ones], 1), torch.cat([head, bias.unsqueeze(1)], 1), table)
 
 
 def _lacking(rule: Rule, layer: Layer) -> str:
@@ -220,7 +219,7 @@ def _check_tau(rule: Rule, tau: object, hidden: Tensor) -> None:
 def _check_layer(layer: Layer) -> None:
     """Three tensors of one dtype and device, with one row of head and table per category."""
     hidden, head, table = layer
-    named = layer._asdict()
+    named = {"hidden": hidden, "head": head, "table": table}
     for argument, x in named.items():
         if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
             came = x.dtype if isinstance(x, Tensor) else type(x).__name__

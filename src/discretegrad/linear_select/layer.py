@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._attach import apply_fast, estimate
+from .._attach import apply_fast, compiled_without_gradient, estimate
 from .._math import add_rows
 
 NAME = "linear_select"
@@ -33,6 +33,8 @@ Needs = tuple[bool, bool]
 
 def attach(vjp: LayerVjp, layer: Layer, index: Tensor, *rest: Tensor | None) -> Tensor:
     """``table[index]`` with its gradients."""
+    if compiled_without_gradient(*layer):
+        return layer.table.index_select(0, index)
     selected: Tensor = apply_fast(_Select)(vjp, *layer, index, *rest)[0]
     return selected
 

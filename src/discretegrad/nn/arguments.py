@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import values_are_checked
 from ..registry import get_sampler
 
 NAME = "VectorQuantize"
@@ -40,6 +41,16 @@ def check_number(
         limits = {-_LARGEST: "a finite number", 0.0: "a finite number of at least 0"}
         wanted = "a number between 0 and 1" if most == 1 else limits.get(least, "a positive number")
         raise ValueError(f"{NAME}: expected {name} to be {wanted}, got {value}")
+
+
+def check_finite(rows: Tensor) -> None:
+    """The vectors of a batch, one per row, hold neither NaN nor inf."""
+    if values_are_checked(rows) and not rows.isfinite().all():
+        row = int((~rows.isfinite()).any(1).nonzero()[0])
+        raise ValueError(
+            f"{NAME}: expected vectors of finite numbers, got NaN or inf in vector {row}. Find its "
+            "origin with torch.autograd.set_detect_anomaly(True); leave padding out with mask=."
+        )
 
 
 def check_mask(mask: object, vectors: Tensor) -> None:

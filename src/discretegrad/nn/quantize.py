@@ -13,7 +13,7 @@ from .._types import Call
 from ..linear_select import linear_select
 from ..linear_select.layer import no_autocast
 from ..registry import EstimatorLike
-from .arguments import NAME, check_estimator, check_mask, check_number
+from .arguments import NAME, check_estimator, check_finite, check_mask, check_number
 from .distances import Distances
 
 
@@ -249,7 +249,9 @@ class VectorQuantize(nn.Module):
         check_mask(mask, vectors)
         check_generator(NAME, generator, x)
 
-        projected = self.project_in(vectors)
+        # padding may hold anything, also what spoils the gradient of the projection
+        known = vectors if mask is None else vectors.masked_fill(~mask.unsqueeze(-1), 0)
+        projected = self.project_in(known)
         with no_autocast(x):
             batch = self._batch(projected, mask, generator)
             # what is updated below must not change under the backward of this call
@@ -258,6 +260,7 @@ class VectorQuantize(nn.Module):
                 codebook = codebook.detach()
             distances = Distances.to_codes(batch.rows, codebook, scale)
             if self.training:
+                check_finite(batch.rows)
                 codes, index = linear_select(
                     distances.hidden,
                     distances.head,
@@ -354,7 +357,7 @@ class VectorQuantize(nn.Module):
             return _Batch(rows, valid, rows.new_full((count,), 1 / max(count, 1)), generator)
         valid = mask.reshape(count)
         weight = valid.to(dtype) / valid.sum().clamp_min(1)
-        # padding may hold anything
+        # the projection has made something of padding, too
         return _Batch(rows.masked_fill(~valid.unsqueeze(1), 0), valid, weight, generator)
 
     def _terms(self, batch: _Batch, distances: Distances, codes: Tensor) -> LossBreakdown:
@@ -379,15 +382,23 @@ class VectorQuantize(nn.Module):
         sums = add_rows(torch.cat([batch.rows, ones], 1), index, self.codebook_size)
         if self._shares():
             torch.distributed.all_reduce(sums)
+        buffers = self.embed_avg, self.cluster_size
+        # in the dtype of the sums: a float16 cannot hold the number of vectors of a large batch
+        averages = [
+            average.to(sums.dtype).lerp(new, 1 - self.decay)
+            for average, new in zip(buffers, (sums[:, :-1], sums[:, -1]), strict=True)
+        ]
         # a batch that is not finite must not spoil the codebook for ever, and one of padding alone
         # says nothing
-        telling = sums.isfinite().all() & (sums[:, -1].sum() > 0)
-        for average, new in ((self.embed_avg, sums[:, :-1]), (self.cluster_size, sums[:, -1])):
-            updated = average.lerp(new.to(average.dtype), 1 - self.decay)
-            average.copy_(torch.where(telling, updated, average))
+        telling = sums[:, -1].sum() > 0
+        for average, new in zip(buffers, averages, strict=True):
+            telling = telling & new.to(average.dtype).isfinite().all()
+        for average, new in zip(buffers, averages, strict=True):
+            average.copy_(torch.where(telling, new.to(average.dtype), average))
         if self.ema_update:
-            total = self.cluster_size.sum()
-            counts = (self.cluster_size + self.eps) / (total + self.codebook_size * self.eps)
+            size = self.cluster_size.to(sums.dtype)
+            total = size.sum()
+            counts = (size + self.eps) / (total + self.codebook_size * self.eps)
             self.codebook.copy_(self.embed_avg / (counts * total).unsqueeze(1))
         if restarts:
             self._restart(batch)
