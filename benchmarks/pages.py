@@ -170,10 +170,11 @@ def table(rows: Sequence[Row], first: str, columns: Mapping[str, Cell]) -> str:
     """A line for each row; the first column is its name, or why it was not measured."""
     lines = []
     for row in rows:
-        name, *cells = (cell(row) for cell in columns.values())
-        lines.append(
-            [name, *cells] if is_ok(row) else [name, row["status"], *[""] * (len(cells) - 1)]
-        )
+        name, *cells = columns.values()
+        if is_ok(row):
+            lines.append([name(row), *(cell(row) for cell in cells)])
+        else:
+            lines.append([name(row), row["status"], *[""] * (len(cells) - 1)])
     return markdown([first, *list(columns)[1:]], lines) if rows else NOT_MEASURED
 
 

@@ -24,12 +24,11 @@ from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
 from discretegrad_lab.report.entries import DASH, Entry, entries
 from discretegrad_lab.report.reading import Reading, of_recipe
 from discretegrad_lab.report.results import read as read_folder
-from discretegrad_lab.report.searches import best_rows
 from discretegrad_lab.report.tables import from_optimum, mean_cell, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.lines import line as find_line
-from discretegrad_lab.tasks.evidence import NEAR, Results, decimal, final
+from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.statistics import Summary, summarise
@@ -49,6 +48,10 @@ EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselin
 LARGE = ("vae-32x64", "vae-64x32")
 SAMPLES, SMALL_SAMPLES = "vae-10x30-samples", "vae-8x4-samples"
 SEARCHES = tuple(name.replace("vae-", "vae-search-") for name in COLUMNS)
+CHOSEN = {
+    by: tuple(name.replace("vae-", f"vae-chosen-by-{by}-") for name in COLUMNS)
+    for by in ("train", "test")
+}
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -100,6 +103,7 @@ def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
     named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, *SEARCHES)
+    named += (*CHOSEN["train"], *CHOSEN["test"])
     beyond = [name for name in named if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
@@ -136,26 +140,35 @@ def of_paper(results: Results) -> Results:
     )
 
 
-def main_table(metric: str, number: int) -> str:
-    """Every line in every size, and the mean over the sizes, beside the paper's table."""
+def main_table(metric: str, number: int, columns: Sequence[str] = COLUMNS, chosen: str = "") -> str:
+    """Every line in every size, and the mean over the sizes, beside the paper's table.
+
+    Args:
+        metric: Its name.
+        number: Of the paper's table.
+        columns: The recipes, one for each size.
+        chosen: What is said of the settings.
+    """
     labels: dict[str, list[str]] = {}
     by_seed: dict[str, dict[int, list[float]]] = {}
-    for name in COLUMNS:
+    for place, name in enumerate(columns):
         for entry in entries(reading(read(name)), read(name)):
             if entry.metric.name == metric:
-                lines = labels.setdefault(entry.estimator, [])
-                lines.append(mean_cell(entry, f"{entry.cell.value:.2f}" if entry.cell else ""))
+                # so that all lines are as long, whatever was trained
+                cells = labels.setdefault(entry.estimator, [DASH] * len(columns))
+                cells[place] = mean_cell(entry, f"{entry.cell.value:.2f}" if entry.cell else "")
         for row in read(name).rows:
             seeds = by_seed.setdefault(row.config["estimator"], {})
             if metric in row.metrics:
                 seeds.setdefault(row.config["seed"], []).append(row.metrics[metric])
     for estimator, seeds in by_seed.items():
         # of seeds that are finished in every size
-        whole = [values for values in seeds.values() if len(values) == len(COLUMNS)]
+        whole = [values for values in seeds.values() if len(values) == len(columns)]
         mean = summarise([fmean(values) for values in whole])
         cell = published_cells().get((number, estimator, "average"))
         labels[estimator].append(_beside(mean, cell.value if cell else None))
-    heads = [f"Table {number}: {metric} \N{MINUS SIGN}ELBO", *(x[4:] for x in COLUMNS), "mean"]
+    head = ", ".join(filter(None, (f"Table {number}: {metric} \N{MINUS SIGN}ELBO", chosen)))
+    heads = [head, *(x.rpartition("-")[2] for x in columns), "mean"]
     return markdown(heads, [[find_line(key).label, *cells] for key, cells in labels.items()])
 
 
@@ -202,24 +215,15 @@ def samples_block() -> str:
 
 
 def chosen_tables() -> str:
-    """What the settings have that are best on test, beside Tables 10 and 11 of the paper."""
-    searched = {x: read(x) for x in SEARCHES if read(x).counts()["finished"]}
-    tables = []
-    for number, metric in ((10, "test"), (11, "train")) if searched else ():
-        lines = []
-        for key in PAPER:
-            cells = []
-            for name in SEARCHES:
-                search, recipe = read(name), tasks.recipe(name)
-                assert recipe.halving is not None
-                chosen_by = recipe.task.metric("test")
-                best = best_rows(recipe.halving, search, key, chosen_by)
-                cell = published_cells()[number, key, name.rpartition("-")[2]]
-                ours = final(best, metric)
-                cells.append(_beside(replace(ours, deviation=math.nan), cell.value))
-            lines.append([find_line(key).label, *cells])
-        head = f"Table {number}: {metric} \N{MINUS SIGN}ELBO, chosen by test"
-        tables.append(markdown([head, *(x.rpartition("-")[2] for x in SEARCHES)], lines))
+    """What the settings of our own searches have, chosen by train and by test."""
+    tables = [
+        main_table(metric, number, CHOSEN[by], f"chosen by {by}")
+        for by, metric, number in (
+            *(("train", "train", 2), ("train", "test", 9)),
+            *(("test", "test", 10), ("test", "train", 11)),
+        )
+        if any(read(name).counts()["finished"] for name in CHOSEN[by])
+    ]
     return "\n\n".join(tables) or "Not trained here yet; it takes the searches above."
 
 

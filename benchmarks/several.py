@@ -15,7 +15,7 @@ from discretegrad_lab.tasks.statistics import Summary, summarise
 
 METRICS = ("train", "test")
 # curves begin high, and nothing else could be seen beside that
-FIRST_EPOCH = 10
+FIRST_EPOCH = 20
 
 
 class Variant(NamedTuple):

@@ -8,8 +8,7 @@ trained side by side, and the likeliest expert answers in the end.
 
 All options are the defaults. What to see: in these few steps ``sparse_mixer`` gets at least as far
 as the gate, and further than the others; without its threshold, which leaves out experts far behind
-the best, it is the worst. With 64 models and 1000 steps all others that run one expert or two are
-equal, and top-1 straight-through is best.
+the best, it is the worst. With more steps the order may be another: change ``STEPS``.
 
     python examples/mixture_of_experts.py
 """

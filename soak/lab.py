@@ -152,13 +152,20 @@ def whole() -> Whole:
 def half() -> Path:
     """A store in which runs are on their way."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    command, store = train(folder), Store(folder / "runs")
-    while not any(store.status(run).state == "started" for run in RUNS):
+    command = train(folder)
+    # of two runs: one of the damages is to swap their files
+    while any(sum(path.name.startswith(name) for path in _files(folder)) < 2 for name in FILES):
         assert command.code() is None, "a command ended before it had saved a run on its way"
         time.sleep(0.001)
     command.stop("KILL")
     command.wait(-signal.SIGKILL)
     return folder
+
+
+def _files(folder: Path) -> list[Path]:
+    """Of runs: what a killed process has left besides is read by nobody."""
+    # only these folders: one in the making may be gone by the time that it is looked into
+    return sorted(path for run in RUNS for path in folder.glob(f"runs/*/{run.identity}/*"))
 
 
 def prepare() -> None:
@@ -263,9 +270,7 @@ def damage(c: SimpleNamespace) -> None:
     with place() as folder:
         shutil.copytree((whole().folder if c.base == "whole" else half()) / "runs", folder / "runs")
         before = _contents(Store(folder / "runs"))
-        # of runs: what a killed process has left besides is read by nobody
-        folders = {run.identity for run in RUNS}
-        files = [path for path in sorted(folder.glob("runs/*/*/*")) if path.parent.name in folders]
+        files = _files(folder)
         path = rng.choice([file for file in files if file.name.startswith(c.file)])
         _damage(path, c.how, files, rng)
         victims = [run for run in RUNS if run.identity == path.parent.name]

@@ -3,14 +3,45 @@
 import torch
 
 from discretegrad_lab import tasks
+from discretegrad_lab.report.results import configuration
 from discretegrad_lab.stack import trainer
+from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.data import Images
+from discretegrad_lab.tasks.evidence import DROPPED, Results, Row
 from discretegrad_lab.tasks.vae.model import VaeModel
 
 
 def make_stack(runs, device="cpu", data=None, **options):
     """The stack of runs of one task."""
     return trainer.Stack(tasks.task(runs[0].task).model, runs, device, data, **options)
+
+
+def recipes_with_runs():
+    """All recipes but those that wait for what a search finds."""
+    return {name: recipe for name, recipe in tasks.recipes().items() if _has_runs(recipe)}
+
+
+def _has_runs(recipe):
+    try:
+        return bool(recipe.runs(seeds=[0]))
+    except NotChosen:
+        return False
+
+
+def use_table(monkeypatch, choice, path):
+    """Have recipes read what searches chose in another table than the committed one."""
+    monkeypatch.setitem(vars(choice), "path", path)
+
+
+def searched(recipe, metrics):
+    """Results of a search, by what each of its runs has at the end; without it it was dropped."""
+    rows = []
+    for run in recipe.runs():
+        ends = metrics(run)
+        state = "finished" if ends else DROPPED
+        epochs = run.epochs if ends else recipe.halving.rungs[0].epoch
+        rows.append(Row(run.identity, configuration(run), state, epochs, ends, commit="0a1b2c"))
+    return Results(recipe.name, tuple(rows))
 
 
 def use_small_images(monkeypatch, train, test):

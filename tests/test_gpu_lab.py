@@ -14,6 +14,13 @@ from discretegrad_lab.tasks.bernoulli_vae import gradients as bits_gradients
 from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
 from discretegrad_lab.tasks.bernoulli_vae import recipes
 from discretegrad_lab.tasks.bernoulli_vae.images import Split
+from discretegrad_lab.tasks.codebook import model as codebook
+from discretegrad_lab.tasks.codebook.config import Codebook
+from discretegrad_lab.tasks.codebook.recipes import COPIED
+from discretegrad_lab.tasks.data import Images, Labels
+from discretegrad_lab.tasks.experts import model as experts
+from discretegrad_lab.tasks.experts.config import Experts
+from discretegrad_lab.tasks.experts.recipes import ROUTED
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.measures import measure as measure_parses
 from discretegrad_lab.tasks.polynomial.config import Polynomial
@@ -449,3 +456,44 @@ def test_a_parse_on_the_gpu_is_that_of_the_cpu():
     # of 19 expressions, one may have another tree
     assert measured["test_tree_f1"].item() == pytest.approx(same["test_tree_f1"].item(), abs=6)
     assert measured["random_f1"].item() == pytest.approx(same["random_f1"].item())
+
+
+def noise_of_bytes(*shape, most=256):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(most, shape, generator=generator, dtype=torch.uint8)
+
+
+def assert_graphs_change_nothing(runs):
+    """Returns the stack that was trained by graphs."""
+    captured, metrics = trained(runs)
+    eager, same = trained(runs, graph=False)
+    assert captured._graphs
+    for run in runs:
+        assert_same(captured, eager, run)
+    for row, other in zip(metrics, same, strict=True):
+        for name, values in row.items():
+            assert values == pytest.approx(other[name], rel=1e-4, nan_ok=True), name
+    return captured
+
+
+@pytest.mark.parametrize("line", ["reinmax", COPIED], ids=["drawn", "copied"])
+def test_codebooks_in_graphs(line, monkeypatch):
+    images = noise_of_bytes(500, 784)
+    parts = Images(images[:400], images[400:])
+    monkeypatch.setattr(codebook, "load_mnist", lambda data: parts)
+    small = {"codes": 12, "latents": 3, "width": 4, "batch": 20, "epochs": 2}
+    assert_graphs_change_nothing(
+        [Codebook(estimator=line, copied=line == COPIED, seed=seed, **small) for seed in (0, 1)]
+    )
+
+
+@pytest.mark.parametrize("line", ROUTED, ids=lambda line: line.key)
+def test_routers_in_graphs_and_alone(line, monkeypatch):
+    images, labels = noise_of_bytes(500, 784), noise_of_bytes(500, most=10)
+    for name, kind, values in (("images", Images, images), ("labels", Labels, labels)):
+        parts = kind(values[:400], values[400:])
+        monkeypatch.setattr(experts, f"load_{name}", lambda name, data, parts=parts: parts)
+    small = {"experts": 4, "hidden": 3, "batch": 20, "epochs": 2, **ROUTED[line]}
+    runs = [Experts(estimator=line, seed=seed, balance=seed / 10, **small) for seed in (0, 1)]
+    captured = assert_graphs_change_nothing(runs)
+    assert_near(captured, trained(runs[:1])[0], runs[0])

@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from discretegrad_lab import cli, tasks
-from discretegrad_lab.cli import doctor, selection
+from discretegrad_lab.cli import machine, selection
 from discretegrad_lab.report.folder import read_section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.runs import cluster, execute, store
@@ -33,6 +33,7 @@ from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
 from discretegrad_lab.watch import board
+from lab_cases import recipes_with_runs
 from lab_tiny import ESTIMATORS, TINY, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -141,7 +142,7 @@ def test_auto_is_a_gpu_if_there_is_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "list", "run", "report", "plot", "data", "data fetch", "doctor"]
+    "command", ["", "list", "run", "report", "choose", "plot", "data", "data fetch", "doctor"]
 )
 def test_help_has_examples_and_exit_codes(command):
     shown = " ".join(call(*command.split(), "--help").stdout.split())
@@ -156,6 +157,7 @@ def test_list_says_what_there_is():
     for recipe in tasks.recipes().values():
         for text in (recipe.name, recipe.title, recipe.reproduces, *recipe.data):
             assert text in shown
+    for recipe in recipes_with_runs().values():
         assert f"{len(recipe.runs()):,} runs" in shown
     assert "21 runs of 800 steps, together 1 min 38 s of one CPU core." in shown
     assert "945 runs of 8,000 steps, all of them runs of polynomial-settings." in shown
@@ -793,16 +795,16 @@ def test_doctor_says_what_is_broken(here):
     assert result.exit_code == 1
     assert result.stderr.endswith("got trouble with runs directory\n")
     place = here / "runs" / "below"
-    assert doctor._disk(place).state == f"{place}: cannot be written (Not a directory)"
+    assert machine.disk(place).state == f"{place}: cannot be written (Not a directory)"
     if not torch.cuda.is_available():
-        kernels = doctor._kernels()
+        kernels = machine.kernels()
         assert (kernels.broken, kernels.state[:6]) == (True, "fail: ")
         assert "compiler" in kernels.advice
 
 
 @pytest.mark.gpu
 def test_doctor_on_a_gpu():
-    parts = {part.what: part for part in doctor._hardware()}
+    parts = {part.what: part for part in machine.hardware()}
     assert " free" in parts["GPU 0"].state
     assert parts["TF32"].state
     assert parts["fused kernels"].state.startswith("run (triton ")

@@ -5,11 +5,14 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+import discretegrad
 import oracles
 from discretegrad.nn import VectorQuantize
+from discretegrad.testing import normal
 from discretegrad_lab import tasks
 from discretegrad_lab.cli.plan import _label
 from discretegrad_lab.stack import trainer
+from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks.codebook.config import Codebook
 from discretegrad_lab.tasks.codebook.model import CodebookModel
 from discretegrad_lab.tasks.codebook.quantiser import _step
@@ -132,6 +135,28 @@ def test_nearest_codes_and_averages_are_those_of_a_layer(make):
             torch.autograd.grad(actual, rows[0])[0][0], torch.autograd.grad(loss, vectors)[0]
         )
         torch.testing.assert_close(model.quantiser.codebook, codebook.reshape(1, 12, 4))
+
+
+def test_drawn_codes_are_those_of_the_library_at_plain_distances():
+    """Which codes are drawn, and the gradient of the encoder's vectors, for each line."""
+    members = [run(key, seed=seed, scale=0.3) for seed, key in enumerate(("reinmax", "st"))]
+    model = model_of(*members)
+    rows = normal(2, 30, 4, dtype=torch.float32).requires_grad_()
+    model.begin_epoch(0)
+    codes, taken = model.quantised(rows)
+    slopes = normal(2, 30, 4, seed=1, dtype=torch.float32)
+    (actual,) = torch.autograd.grad(codes.tanh(), rows, slopes)
+    for number, member in enumerate(members):
+        vectors, codebook = rows[number], model.quantiser.codebook[number]
+        logits = -torch.cdist(vectors, codebook).square() / 0.3
+        noise = Noise([member.seed], CPU)
+        noise.begin(0)
+        index = noise.categories(logits.unsqueeze(0))[0]
+        assert torch.equal(taken[number].argmax(-1), index)
+        sampled = getattr(discretegrad, member.line.row)(logits, given=index) @ codebook
+        torch.testing.assert_close(codes[number], sampled)
+        (wanted,) = torch.autograd.grad(sampled.tanh(), rows, slopes[number])
+        torch.testing.assert_close(actual[number], wanted[number], rtol=1e-4, atol=1e-5)
 
 
 def test_codes_that_are_not_taken_restart_at_vectors_each_at_another():

@@ -79,8 +79,10 @@ def test_images_are_those_of_the_files(tmp_path):
         assert found.dtype == torch.uint8
         assert found.shape == (SHAPES[name][0], 784)
         assert bytes(found.flatten().tolist()) == gzip.decompress(CONTENT[name])[16:]
-    digits = data.load_mnist_digits(tmp_path / "here")
-    assert bytes(digits.tolist()) == gzip.decompress(CONTENT["train-labels-idx1-ubyte.gz"])[8:]
+    labels = data.load_labels("mnist", tmp_path / "here")
+    for part, name in ((labels.train, "train"), (labels.test, "t10k")):
+        content = gzip.decompress(CONTENT[f"{name}-labels-idx1-ubyte.gz"])
+        assert bytes(part.tolist()) == content[8:]
     # which are not needed for the images
     there = put(tmp_path / "there", **{name: None for name in SHAPES if "labels" in name})
     assert len(data.load_mnist(there).train) == 6

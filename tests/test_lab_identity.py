@@ -13,12 +13,14 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 # how many runs a recipe has, and a digest of their sorted identities
 FROZEN = {
+    "listops-quick": (6, "b70eb9e56efadd8f"),
     "polynomial-curves": (105, "559a5107040da0ad"),
     "polynomial-grids": (945, "deaefeaaa1bdc889"),
     "polynomial-headline": (21, "9311edf3e08f0aa4"),
     "polynomial-settings": (2430, "0083dba11e339abf"),
     "polynomial-temperatures": (720, "a32668869c1ec1cf"),
     "vae-10x30": (90, "bdeee6c7b045b3de"),
+    "vae-10x30-samples": (60, "22551835c39fe782"),
     "vae-16x12": (90, "095e8a6edd59ca9c"),
     "vae-4x24": (90, "ad626db7e81ee7b5"),
     "vae-64x8": (90, "6687ea402ffb2420"),

@@ -528,7 +528,7 @@ def test_a_state_holds_the_plateau_and_the_best():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": "glue"}, "data listops or generated, got 'glue'"),
+        ({"data": "glue"}, "expected listops or generated as data, got 'glue'"),
         ({"examples": None}, "number of examples of at least a batch"),
         ({"examples": 7}, "at least a batch"),
         ({"data": "listops"}, "None for the files"),

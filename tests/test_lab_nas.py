@@ -532,6 +532,11 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     ):
         assert f"## {heading}" in text, heading
     assert "93.23 ± 0.58" in text
+    deviation = (
+        "the root of the mean squared deviation of its runs: their standard deviation is 0.71"
+    )
+    assert deviation in " ".join(text.split())
+    assert "standard deviation over 3 runs" in text
     # what the paper has for other data sets is not comparable
     assert "39.55" not in text
     assert "seeds each would resolve 0.2 points" in text
@@ -545,6 +550,21 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     assert curves.count("<polyline") == 9 * 30
     for drawing in (cells, curves):
         xml.etree.ElementTree.fromstring(drawing)
+    # what needs no search stands beside the curves, and nowhere else
+    figures = {figure.y_label: figure for figure in folder.read_section(reported)[1].figures}
+    drawn = {
+        label: {curve.name: set(curve.y) for curve in figure.curves[5:]}
+        for label, figure in figures.items()
+    }
+    assert list(drawn.values()) == [
+        {},
+        *(
+            {"optimum": {x}, "all edges conv 3x3": {y}, "random, best of 8": {z}}
+            for x, y, z in ((91.61, 90.20, 89.83), (94.37, 93.76, 92.92))
+        ),
+        {},
+    ]
+    assert {tuple(curve.x) for curve in figures["test accuracy on CIFAR-10"].curves} == {(1, 2)}
     # the same files from the results alone
     assert folder.check(reported.parent) is None
     (reported / "cells.svg").write_text(cells.replace("seed 0", "seed 1", 1))
@@ -581,4 +601,8 @@ def test_the_arms_are_balanced_and_follow_the_protocol():
     for run in runs:
         assert run.epochs * run.steps_per_epoch == 39_100
         assert (run.channels, run.cells, run.batch, run.learning_rate) == (16, 5, 64, 3e-4)
-    assert search.published["test"].cells["gdas"].value == 93.23
+    cell = search.published["test"].cells["gdas"]
+    assert (cell.value, cell.spread, cell.runs) == (93.23, 0.58, 3)
+    # as printed it is divided by three, not by two
+    assert cell.summary.deviation == pytest.approx(0.58 * 1.5**0.5)
+    assert search.published["test"].cells["reinmax-gdas"].summary.deviation == 0.23

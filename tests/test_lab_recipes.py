@@ -10,13 +10,14 @@ import torch
 from discretegrad_lab import tasks
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.tasks.base import read_rows
-from discretegrad_lab.tasks.evidence import Results, Row
-from discretegrad_lab.tasks.polynomial import choose_temperatures, recipes, temperature
+from discretegrad_lab.tasks.evidence import Results
+from discretegrad_lab.tasks.polynomial import recipes, temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial, best_loss
 from discretegrad_lab.tasks.polynomial.model import _Distance
 from discretegrad_lab.tasks.vae import published
+from lab_cases import recipes_with_runs, searched, use_table
 
-RECIPES = tasks.recipes()
+RECIPES = recipes_with_runs()
 COLUMNS = ("8x4", "4x24", "8x16", "16x12", "64x8", "10x30")
 
 
@@ -94,44 +95,40 @@ def test_every_claim_is_reported():
 
 
 def test_the_table_has_one_temperature_for_each_setting():
-    chosen = [row for row in read_rows(recipes.TABLE) if row["chosen"] == "yes"]
+    rows = read_rows(recipes.CHOICE.path)
+    chosen = [row for row in rows if row["chosen_by"] == "expected_loss"]
     keys = {(float(row["power"]), row["target"], row["estimator"]) for row in chosen}
-    searched = {
-        (run.power, run.target, run.estimator) for run in RECIPES["polynomial-temperatures"].runs()
-    }
+    searches = RECIPES[recipes.SEARCH].runs()
     assert len(chosen) == len(keys)
-    assert keys == searched
-    for row in read_rows(recipes.TABLE):
-        assert row["source"] == "default" or re.fullmatch(r"commit .+", row["source"])
-        assert (row["source"] == "default") == (row["score"] == "")
+    assert keys == {(run.power, run.target, run.estimator) for run in searches}
+    assert all(re.fullmatch(r"commit .+", row["source"]) for row in rows)
 
 
 def search(best):
     """Results of a search whose best temperatures are ``best``, 1.1 where it does not say."""
-    rows = []
-    for run in RECIPES["polynomial-temperatures"].runs():
-        config = {k: v for k, v in run.document().items() if k != "version"}
+
+    def ends(run):
         distance = abs(run.tau - best.get((run.power, run.target, run.estimator), 1.1))
-        loss = 0.2 + distance / 10 + (run.seed - 1000) * 1e-3
-        rows.append(
-            Row(run.identity, config, "finished", 40, {"expected_loss": loss}, commit="0a1b2c")
-        )
-    return Results("polynomial-temperatures", tuple(rows))
+        return {"expected_loss": 0.2 + distance / 10 + (run.seed - 1000) * 1e-3}
+
+    return searched(RECIPES[recipes.SEARCH], ends)
+
+
+def choose(results):
+    """Write what a search chooses."""
+    recipes.CHOICE.write(recipes.CHOICE.lines(RECIPES[recipes.SEARCH], results))
 
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """A table of temperatures that the recipes read in place of the committed one."""
-    path = tmp_path / "temperatures.csv"
-    monkeypatch.setattr(recipes, "TABLE", path)
-    recipes._chosen.cache_clear()
-    yield path
-    recipes._chosen.cache_clear()
+    use_table(monkeypatch, recipes.CHOICE, tmp_path / "temperatures.csv")
+    return recipes.CHOICE.path
 
 
 def test_recipes_train_with_what_the_search_found(table):
     best = {(2.0, "constant", "stgs"): 0.5, (2.0, "spread", "stgs"): 0.3}
-    choose_temperatures(search(best), table)
+    choose(search(best))
     assert len(table.read_text().splitlines()) == 1 + 3 * 2 * 6 * 10
     assert temperature(2.0, "constant", "stgs") == 0.5
     runs = RECIPES["polynomial-settings"].runs(estimators=["stgs", "st", "rodeo"])
@@ -140,38 +137,42 @@ def test_recipes_train_with_what_the_search_found(table):
         assert run.tau == (1.0 if run.estimator == "rodeo" else expected)
     headline = RECIPES["polynomial-headline"].runs(estimators=["stgs"])
     assert {run.tau for run in headline} == {0.5, 1.1}
-    row = next(r for r in read_rows(table) if r["chosen"] == "yes" and r["tau"] == "0.5")
-    assert row["score"] == "0.2005"
+    row = next(r for r in read_rows(table) if r["chosen_by"] and r["tau"] == "0.5")
+    assert row["expected_loss"] == "0.2005"
     assert (row["runs"], row["source"]) == ("2", "commit 0a1b2c")
 
 
 def test_a_temperature_that_diverged_is_never_chosen(table):
-    found = search({})
+    results = search({})
     worse = [
         dataclasses.replace(row, state="diverged", metrics={}, diverged_step=7)
         if row.config["tau"] == 1.1 and row.config["seed"] == 1001
         else row
-        for row in found.rows
+        for row in results.rows
     ]
-    choose_temperatures(dataclasses.replace(found, rows=tuple(worse)), table)
+    choose(dataclasses.replace(results, rows=tuple(worse)))
     rows = read_rows(table)
-    assert {row["score"] for row in rows if row["tau"] == "1.1"} == {"diverged"}
+    assert {row["expected_loss"] for row in rows if row["tau"] == "1.1"} == {"diverged"}
     # 1.0 and 1.2 are as far from 1.1
-    assert {row["tau"] for row in rows if row["chosen"] == "yes"} <= {"1.0", "1.2"}
+    assert {row["tau"] for row in rows if row["chosen_by"]} <= {"1.0", "1.2"}
     # of equals the nearest to 1 is chosen
-    same = [dataclasses.replace(row, metrics={"expected_loss": 0.25}) for row in found.rows]
-    choose_temperatures(dataclasses.replace(found, rows=tuple(same)), table)
-    assert {row["tau"] for row in read_rows(table) if row["chosen"] == "yes"} == {"1.0"}
+    same = [dataclasses.replace(row, metrics={"expected_loss": 0.25}) for row in results.rows]
+    choose(dataclasses.replace(results, rows=tuple(same)))
+    assert {row["tau"] for row in read_rows(table) if row["chosen_by"]} == {"1.0"}
     assert temperature(2.0, "constant", "rodeo") == 1.0
 
 
 def test_an_unfinished_search_chooses_nothing(table):
-    found = search({})
-    with pytest.raises(ValueError, match="without 1 of its 720 runs"):
-        choose_temperatures(dataclasses.replace(found, rows=found.rows[1:]), table)
-    started = (dataclasses.replace(found.rows[0], state="started", metrics={}), *found.rows[1:])
-    with pytest.raises(ValueError, match="without 1 of its 720 runs"):
-        choose_temperatures(dataclasses.replace(found, rows=started), table)
+    results = search({})
+    message = r"search polynomial-temperatures of reinmax, constant, 1.5 at its end, got 19 of its"
+    with pytest.raises(ValueError, match=message):
+        choose(dataclasses.replace(results, rows=results.rows[1:]))
+    first, *others = results.rows
+    started = (dataclasses.replace(first, state="started", metrics={}), *others)
+    with pytest.raises(ValueError, match=message):
+        choose(dataclasses.replace(results, rows=started))
+    with pytest.raises(ValueError, match=r"expected results of the search .*, got none; give"):
+        choose(Results(recipes.SEARCH))
     assert not table.exists()
 
 
@@ -219,7 +220,7 @@ def test_contradictions_of_the_paper():
                 contradictions.add(key)
             if (test.value, test.spread) == (train.value, train.spread):
                 contradictions |= {(9, estimator, column), (10, estimator, column)}
-    for row in read_rows(recipes.TABLE.parents[1] / "vae" / "hyperparameters.csv"):
+    for row in read_rows(recipes.CHOICE.path.parents[1] / "vae" / "hyperparameters.csv"):
         if float(row["tau"]) not in published.TEMPERATURES:
             contradictions.add((8, row["estimator"], row["column"]))
     assert contradictions == doubtful

@@ -227,7 +227,7 @@ def test_runs_without_schedule_and_clipping_keep_their_identity():
     assert len({run.stack_key for run in (plain, *others)}) == 1
     with pytest.raises(ValueError, match="as clip_norm, got 0"):
         replace(plain, clip_norm=0.0)
-    with pytest.raises(ValueError, match="expected a schedule of constant"):
+    with pytest.raises(ValueError, match="expected constant or cosine or linear"):
         replace(plain, schedule="cosinus")
 
 

@@ -60,13 +60,13 @@ def test_the_identity_is_the_hash_of_everything():
     ("fields", "message"),
     [
         ({"estimator": "rienmax"}, "expected an estimator of reinmax, st"),
-        ({"optimiser": "sgd"}, "expected the optimiser adam or radam, got 'sgd'"),
+        ({"optimiser": "sgd"}, "expected adam or radam as optimiser, got 'sgd'"),
         ({"tau": 0.0}, "expected a positive number .float. as tau, got 0.0"),
         ({"tau": float("nan")}, "as tau, got nan"),
         ({"seed": -1}, "expected a seed from 0 to"),
         ({"epochs": 0}, "expected a positive whole number as epochs, got 0"),
         ({"batch": 2.5}, "expected a positive whole number as batch, got 2.5"),
-        ({"target": "c"}, "expected the target constant or spread, got 'c'"),
+        ({"target": "c"}, "expected constant or spread as target, got 'c'"),
         ({"estimator": "rodeo", "batch": 7}, "expected an even batch for rodeo"),
     ],
 )

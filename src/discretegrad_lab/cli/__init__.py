@@ -4,7 +4,7 @@ What takes long to import is imported where it is used: torch takes seconds, and
 """
 
 # each adds its command
-from . import data, doctor, list, measure, own, plot, report, run  # noqa: F401
+from . import choose, data, doctor, list, measure, own, plot, report, run  # noqa: F401
 from .common import app
 
 __all__ = ["app"]

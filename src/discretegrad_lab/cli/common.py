@@ -28,6 +28,8 @@ _EXIT_CODES = (
 )
 _REASONS = 5
 """Of many reasons, so many are told."""
+ROOM = 1 << 20
+"""Bytes of a disk: far less than any run takes, so that one with less is full."""
 
 
 def examples(*lines: str) -> str:

@@ -42,27 +42,39 @@ def list_recipes(
         with common.checking_input():
             names = recipes or list(tasks.recipes())
             chosen = Selection(names, changes=changes).find()
-            runs = {recipe.name: recipe.runs() for recipe in chosen}
+            listed = [(recipe, *_runs(recipe)) for recipe in chosen]
         if as_json:
-            typer.echo(to_json([_fields(recipe, runs[recipe.name]) for recipe in chosen], indent=1))
+            typer.echo(to_json([_fields(*parts) for parts in listed], indent=1))
             return
         console = Console()
-        for recipe in chosen:
+        for recipe, runs, waits in listed:
             data = ", ".join(recipe.data) or "none"
             console.print(
                 Text(recipe.name, "bold"),
-                Text(f" {many(len(runs[recipe.name]), 'run')}, data: {data}"),
+                Text(f" {'waits for a search' if waits else many(len(runs), 'run')}, data: {data}"),
             )
             lines = [recipe.title]
             lines += [f"Reproduces {recipe.reproduces}."] if recipe.reproduces else []
-            lines.append(f"{cost_words(recipe, runs[recipe.name])}.")
+            lines += [] if waits else [f"{cost_words(recipe, runs)}."]
             if recipes:
                 lines.append(f"Estimators: {', '.join(recipe.keys())}.")
-                values = values_of(runs[recipe.name])
+                lines += [f"No runs yet: {waits}."] if waits else []
+            if recipes and not waits:
+                values = values_of(runs)
                 texts = (f"{name} {_several(x)}" for name, x in values.items())
                 lines.append(f"Fields: {'; '.join(texts)}.")
             for line in lines:
                 console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+def _runs(recipe: "Recipe") -> "tuple[list[Run], str]":
+    """The runs of a recipe; or none, and why its settings are not known yet."""
+    from ..tasks.chosen import NotChosen
+
+    try:
+        return recipe.runs(), ""
+    except NotChosen as error:
+        return [], str(error)
 
 
 def cost_words(recipe: "Recipe", runs: "list[Run]") -> str:
@@ -78,7 +90,7 @@ def cost_words(recipe: "Recipe", runs: "list[Run]") -> str:
     return f"{text}, together {duration(cost.seconds)} of {cost.where}"
 
 
-def _fields(recipe: "Recipe", runs: "list[Run]") -> dict[str, Any]:
+def _fields(recipe: "Recipe", runs: "list[Run]", waits: str) -> dict[str, Any]:
     cost = recipe.cost
     return {
         "name": recipe.name,
@@ -90,7 +102,8 @@ def _fields(recipe: "Recipe", runs: "list[Run]") -> dict[str, Any]:
         "estimators": recipe.keys(),
         "seeds": recipe.seeds,
         "metrics": recipe.metrics,
-        "fields": values_of(runs),
+        "fields": values_of(runs) if runs else {},
+        "waits": waits,
         "cost": cost
         and {
             "seconds": cost.seconds,

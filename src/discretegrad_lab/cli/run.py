@@ -16,7 +16,6 @@ import typer
 from ..tasks import EXAMPLE
 from ..watch import streams
 from . import common
-from .doctor import ROOM
 from .plan import announced, show_plan
 from .selection import Selection, find_device, parse_time
 
@@ -163,7 +162,7 @@ def run(
             # the nodes of a cluster have their own
             if ray_address is None:
                 wanted.check_data()
-            wanted.store.check_room(ROOM)
+            wanted.store.check_room(common.ROOM)
             event_files = [] if tensorboard is None else [EventFiles(tensorboard)]
         began = time.perf_counter()
         streams.begin_training(_PATIENCE)

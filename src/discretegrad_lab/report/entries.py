@@ -145,7 +145,7 @@ def entries_csv(cells: list[Entry]) -> str:
                     if name not in entry.setting
                 },
                 "published": significant(cell.value if cell else None),
-                "published_deviation": significant(cell.spread if cell else None),
+                "published_deviation": significant(cell.deviation if cell else None),
                 "published_runs": str(cell.runs) if cell else "",
                 "ours": significant(entry.ours.mean),
                 "median": significant(entry.median),

@@ -1,6 +1,7 @@
 """Figures of a report: metrics over time, and at the end over a field that was searched."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ _SEARCHED = {"tau": "τ", "learning_rate": "learning rate"}
 """Fields that a figure can be drawn over, with the labels of their axes."""
 # of further variants of an estimator
 _COLOURS = ("#882255", "#44AA99", "#999933", "#332288", "#AA4499", "#117733", "#CC6677", "#6699CC")
+_REFERENCE = "#777777"
+_DASHES = ("1 3", "8 3", "3 3 8 3")
 
 
 def figures(reading: Reading, results: Results) -> Iterator[Figure]:
@@ -55,12 +58,14 @@ def _figure(
     curves: list[Curve] = []
     searched = axis.searched
     known = list(dict.fromkeys([*LINES, *axis.keys]))
+    own_colours = [reading.look(key).colour for key in axis.keys]
     for key in axis.keys:
         own = results.part(estimator=key)
         for number, variant in enumerate(own.settings(reading.variants)):
             part, look, mark = own.part(**variant), reading.look(key), known.index(key)
             if number:
-                look = look._replace(colour=_COLOURS[len(curves) % len(_COLOURS)])
+                used = Counter([*own_colours, *(curve.colour for curve in curves)])
+                look = look._replace(colour=min(_COLOURS, key=used.__getitem__))
                 mark = len(known) + len(curves)
             points = (
                 _over(part, metric.name, searched) if searched else _over_time(part, metric.name)
@@ -71,6 +76,7 @@ def _figure(
             if points:
                 named = look._replace(label=reading.label(key, variant))
                 curves.append(_curve(named, mark, points))
+    curves += _references(metric, curves, len(known) + len(curves))
     text = reading.describe(setting)
     if text and len(reading.metrics) > 1:
         text = f"{metric.label}, {text}"
@@ -86,6 +92,22 @@ def _figure(
         searched=searched is not None,
         better=metric.direction,
     )
+
+
+def _references(metric: Metric, curves: list[Curve], mark: int) -> list[Curve]:
+    """Constants that a metric is held against, as long as the curves; their first mark is given."""
+    across = sorted({x for curve in curves for x in curve.x})
+    return [
+        Curve(
+            name,
+            _REFERENCE,
+            across,
+            [value] * len(across),
+            dash=_DASHES[number % len(_DASHES)],
+            mark=mark + number,
+        )
+        for number, (name, value) in enumerate(metric.references if across else ())
+    ]
 
 
 def _x_label(results: Results, axis: _Axis) -> str:

@@ -9,6 +9,7 @@ from ..runs.files import UnusableFile, read_file
 from ..runs.store import Store
 from ..stack.config import Run
 from ..tasks.base import Recipe
+from ..tasks.chosen import NotChosen
 from ..tasks.evidence import Results
 from .document import Section
 from .entries import entries, entries_csv
@@ -60,7 +61,12 @@ def gather(
     curves_of += reading.traced
     stored = collect(reading.name, runs, store, curves_of, damaged)
     stored = mark_dropped(stored, reading.goals(runs, store), store)
-    own, everything = read(results / reading.name), reading.runs()
+    own = read(results / reading.name)
+    try:
+        everything = reading.runs()
+    except NotChosen:
+        # of a search that was trained for some estimators
+        everything = runs
     wanted = {run.identity for run in everything} - {row.identity for row in own.rows}
     rows, curves = {row.identity: row for row in own.rows}, dict(own.curves)
     for folder in folders(results) if wanted else ():

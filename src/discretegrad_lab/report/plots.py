@@ -41,6 +41,7 @@ _DPI = 150
 _COLUMNS = 3  # panels side by side
 _LINE = 48  # letters of a title that fit above a panel
 _DOTS = 3  # for a pixel of a picture
+_PANEL = 4.2  # inches across
 _MARKS = "os^DvPXp*<>"  # the shapes of html.MARKS
 
 
@@ -66,10 +67,12 @@ def draw(
         for figure in figures
         for curve in figure.curves
     }
-    across = max(1, min(len(entries), 2 * columns + 1))
+    # inches that an entry of the legend takes: a sample of the line, and its letters
+    entry = 0.6 + 0.075 * max((len(name) for name in entries.values()), default=0)
+    across = max(1, min(len(entries), 2 * columns + 1, int(_PANEL * columns / entry)))
     below = 0.2 * math.ceil(len(entries) / across)
     with matplotlib.rc_context(_STYLE):
-        canvas = Canvas(figsize=(4.2 * columns, 3.1 * rows + below), layout="constrained")
+        canvas = Canvas(figsize=(_PANEL * columns, 3.1 * rows + below), layout="constrained")
         panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for panel, figure in zip(panels, figures, strict=False):
             _panel(panel, figure)

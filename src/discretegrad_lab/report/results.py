@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -339,21 +340,28 @@ def _is_line(text: object) -> bool:
 
 
 def _curves_text(results: Results) -> str:
-    known = sorted({epoch for curve in results.curves.values() for epoch in curve})
-    written = _thinned(known, len(results.curves))
+    written = _thinned(Counter(epoch for curve in results.curves.values() for epoch in curve))
     lines = [("identity", "metric", *map(str, written))]
     for (identity, metric), curve in results.curves.items():
         lines.append((identity, metric, *(significant(curve.get(epoch)) for epoch in written)))
     return to_csv(lines)
 
 
-def _thinned(epochs: Sequence[int], curves: int) -> list[int]:
-    """Evenly many epochs, the first and the last always among them."""
-    if not epochs:
+def _thinned(numbers: Mapping[int, int]) -> list[int]:
+    """The epochs to write, of those that have so many numbers: the first, and before the last every
+    one, or every second, fourth and so on until the file is small enough.
+
+    Each of these is a part of the one before, so that curves that were thinned once lose nothing
+    when others are added to them.
+    """
+    if not numbers:
         return []
-    stride = max(1, math.ceil(len(epochs) * curves / _CURVE_NUMBERS))
-    # counted from the end: the last epoch is what tables are about
-    return sorted({epochs[0], *epochs[::-1][::stride]})
+    first, last, stride = min(numbers), max(numbers), 1
+    while stride < last - first and _CURVE_NUMBERS < sum(
+        count for epoch, count in numbers.items() if (last - epoch) % stride == 0
+    ):
+        stride *= 2
+    return [epoch for epoch in sorted(numbers) if epoch == first or (last - epoch) % stride == 0]
 
 
 def significant(value: float | None) -> str:

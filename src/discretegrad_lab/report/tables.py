@@ -11,6 +11,12 @@ from .document import TextTable
 from .entries import Entry
 from .reading import TUNED, Reading
 
+_MEANINGS = {
+    "population": "the root of the mean squared deviation of its runs",
+    "error": "the standard error of the mean of its runs",
+}
+"""What the number behind a published ± may be if it is no standard deviation."""
+
 
 def tables(reading: Reading, cells: Sequence[Entry]) -> Iterator[TextTable]:
     """A table for each metric and combination of panels."""
@@ -94,9 +100,16 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         f"The published number of {reading.look(estimator).label} is in doubt: {text}."
         for estimator, text in table.doubts.items()
     ]
+    notes += [
+        f"The published ± of {reading.look(estimator).label} is {_MEANINGS[cell.meaning]}: their "
+        f"standard deviation is {cell.deviation:.{metric.digits}f}."
+        for estimator, cell in table.cells.items()
+        if cell.meaning in _MEANINGS
+    ]
+    counts = " or ".join(map(str, sorted({cell.runs for cell in table.cells.values()})))
     caption = (
         f"Published: Table {table.number} (Section {table.section}), column {table.column}, mean ± "
-        f"standard deviation over {table.runs} runs. Ours: mean ± half the 95 % interval. "
+        f"standard deviation over {counts} runs. Ours: mean ± half the 95 % interval. "
         "Difference: ± half the joint 95 % interval; p by Welch's t-test."
     )
     caption = " ".join(filter(None, (caption, reading.note)))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..stack.config import Run
 from ..tasks.base import Recipe
+from ..tasks.chosen import NotChosen
 from ..tasks.halving import Goal, goals
 from .listener import Outcome
 from .store import DamagedRun, Metrics, Store
@@ -38,7 +39,10 @@ def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goa
 
 def complete(recipe: Recipe, store: Store) -> bool:
     """Whether all runs of a recipe are trained as far as they are to be."""
-    runs = recipe.runs()
+    try:
+        runs = recipe.runs()
+    except NotChosen:
+        return False
     if recipe.halving is None:
         return all(store.status(run, quick=True).done for run in runs)
     # one that was never begun is soon seen

@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import json
 import math
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 from .lines import LINES, Line, line, order
-from .schedules import KINDS, Kind, Schedule
+from .schedules import Kind, Schedule
 
 # raise it when the same configuration would give other results than before
 VERSION = 2
@@ -20,7 +21,8 @@ VERSION = 2
 class Run:
     """Everything that decides the outcome of a training run on a kind of device, but rounding.
 
-    CPUs and GPUs draw different random numbers.
+    CPUs and GPUs draw different random numbers. Of a task's own fields those that are ``bool`` or
+    ``Literal`` are checked by their types, and whole numbers are that it lists in ``counts``.
     """
 
     task: ClassVar[str]
@@ -73,10 +75,12 @@ class Run:
             raise ValueError(
                 f"expected an estimator of {', '.join(LINES)}, or a Line, got {self.estimator!r}"
             )
-        if self.optimiser not in ("adam", "radam"):
-            raise ValueError(f"expected the optimiser adam or radam, got {self.optimiser!r}")
-        if self.schedule not in KINDS:
-            raise ValueError(f"expected a schedule of {', '.join(KINDS)}, got {self.schedule!r}")
+        config: Any = type(self)
+        for name, values in _choices(config).items():
+            value = getattr(self, name)
+            if type(value) is not type(values[0]) or value not in values:
+                options = " or ".join(map(str, values))
+                raise ValueError(f"expected {options} as {name}, got {value!r}")
         positive = ("tau", "learning_rate", "clip_norm")
         for name in positive if self.clip_norm is not None else positive[:2]:
             value = getattr(self, name)
@@ -130,6 +134,19 @@ class Run:
         """Equal for runs that can be members of one stack."""
         config: Any = type(self)
         return (self.task, *(getattr(self, name) for name in _shared_fields(config)))
+
+
+@cache
+def _choices(config: type[Run]) -> dict[str, tuple[Any, ...]]:
+    """The values of those fields that have few, by their types."""
+    types = typing.get_type_hints(config)
+    choices = {}
+    for field in dataclasses.fields(config):
+        if types[field.name] is bool:
+            choices[field.name] = (True, False)
+        elif typing.get_origin(types[field.name]) is Literal:
+            choices[field.name] = typing.get_args(types[field.name])
+    return choices
 
 
 @cache

@@ -18,6 +18,7 @@ FOLDERS = (
     "vae",
     "listops",
     "codebook",
+    "experts",
     "nas",
     "bernoulli_vae",
 )
@@ -27,6 +28,8 @@ COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench."}
 
 EXAMPLE = "polynomial-headline"
 """A recipe for examples."""
+EXAMPLE_SEARCH = "polynomial-temperatures"
+"""A recipe for examples that is a search."""
 EXAMPLE_DATA = "mnist"
 """A data set for examples."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,15 @@ from ..stack.lines import LINES, Line
 from ..stack.model import Group, Model
 from .evidence import NEAR, Judgement, Results
 from .halving import Halving, Rung
-from .statistics import Summary
+from .tables import Cell, Table
+
+if TYPE_CHECKING:
+    from .chosen import Choice
 
 __all__ = [
     "Build", "Cell", "Claim", "Cost", "Exhibit", "Group", "Halving", "Line", "Measures", "Metric",
-    "Model", "Picture", "Recipe", "Run", "Rung", "Table", "Task", "read_claims", "read_rows",
+    "Model", "Picture", "Recipe", "Run", "Rung", "Table", "Task", "field_values", "read_claims",
+    "read_rows",
 ]  # fmt: skip
 
 
@@ -49,6 +53,8 @@ class Metric:
     """What a model has that has learned nothing about its data, if that is known."""
     minor: bool = False
     """Whether it has no table and no figure of its own, but a column beside other metrics."""
+    references: tuple[tuple[str, float], ...] = ()
+    """Names and values of constants that figures show as lines beside the curves."""
 
     def failed(self, first: float, last: float, config: Mapping[str, Any]) -> bool:
         """Whether a run failed to train, by its value after the first epoch and at the end.
@@ -67,36 +73,6 @@ class Metric:
             return change > rounding
         best = self.optimum(config)
         return change >= -rounding and abs(last - best) > NEAR * abs(best)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A published number."""
-
-    value: float
-    spread: float | None
-    """The standard deviation over the runs."""
-    runs: int
-
-    @property
-    def summary(self) -> Summary:
-        """The number, as one of our own."""
-        return Summary(self.runs, self.value, *(() if self.spread is None else (self.spread,)))
-
-
-@dataclass(frozen=True)
-class Table:
-    """A column of a published table."""
-
-    number: int
-    section: str
-    column: str
-    runs: int
-    """Behind each number."""
-    cells: Mapping[str, Cell]
-    """By the key of a line."""
-    doubts: Mapping[str, str] = field(default_factory=dict)
-    """Why a number cannot be right, by the key of its line."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +253,8 @@ class Recipe:
     """Keys of estimators that tables, where estimators are the rows, compare all others with."""
     halving: Halving | None = None
     """Where runs stop that are worse than others, if this is a search."""
+    choice: "Choice | None" = None
+    """Where `discretegrad choose` writes which settings are best, if this is a search."""
     by_seed: bool = False
     """Whether all estimators of a seed come before those of the next one, so that whenever training
     stops there are about as many runs of each."""
@@ -343,7 +321,9 @@ class Recipe:
         Raises:
             ValueError: If there is no such field, or a value does not fit it.
         """
-        values = {name: _values(self.task.config, name, texts) for name, texts in changes.items()}
+        values = {
+            name: field_values(self.task.config, name, texts) for name, texts in changes.items()
+        }
         combinations = [
             dict(zip(values, x, strict=True)) for x in itertools.product(*values.values())
         ]
@@ -371,14 +351,15 @@ class Recipe:
             claims=(),
             published={},
             exhibits=lambda results: (),
+            choice=None,
         )
 
 
 _NOT_TO_CHANGE = ("estimator", "seed", "own_line")
 
 
-def _values(config: type[Run], name: str, texts: Sequence[Any]) -> list[Any]:
-    """Values for a field of a configuration, each once."""
+def field_values(config: type[Run], name: str, texts: Sequence[Any]) -> list[Any]:
+    """Values for a field of a configuration, given as such or as texts, each once."""
     types = typing.get_type_hints(config)
     fields = [f.name for f in dataclasses.fields(config) if f.name not in _NOT_TO_CHANGE]
     if name not in fields:

@@ -50,7 +50,14 @@ class Batches:
 
     def next(self) -> Tensor:
         """(members, batch, pixels), in [0, 1]."""
-        index = self.order.index_select(1, self.step)
+        return self.pixels(self.next_index())
+
+    def next_index(self) -> Tensor:
+        """Which images come next, (members, batch)."""
+        index = self.order.index_select(1, self.step).squeeze(1)
         self.step.add_(1).remainder_(self.steps_per_epoch)
-        members, _, batch = index.shape
-        return self._take(self.images, index.flatten()).view(members, batch, -1)
+        return index
+
+    def pixels(self, index: Tensor) -> Tensor:
+        """Some images, (members, batch, pixels) in [0, 1]."""
+        return self._take(self.images, index.flatten()).view(*index.shape, -1)

@@ -108,6 +108,13 @@ class Images(NamedTuple):
     test: Tensor
 
 
+class Labels(NamedTuple):
+    """The class of each image, uint8 from 0 to 9."""
+
+    train: Tensor
+    test: Tensor
+
+
 _SOURCES = {
     "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -212,11 +219,15 @@ def load_drawings(directory: Path | None = None) -> Tensor:
     return _read(data_set, file, directory).flatten(1)
 
 
-def load_mnist_digits(directory: Path | None = None) -> Tensor:
-    """The digits of the training images of MNIST, uint8 (60000,); raises as ``load_mnist``."""
-    data_set = DATA_SETS["mnist"]
-    files = [x for x in data_set.files if isinstance(x, IdxFile) and len(x.shape) == 1]
-    return _read(data_set, files[0], directory)
+def load_labels(name: str, directory: Path | None = None) -> Labels:
+    """What those images show; arguments and errors are those of ``load_images``."""
+    data_set = _data_set(name)
+    train, test = (
+        _read(data_set, file, directory)
+        for file in data_set.files
+        if isinstance(file, IdxFile) and len(file.shape) == 1
+    )
+    return Labels(train, test)
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:

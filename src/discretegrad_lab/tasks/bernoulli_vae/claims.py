@@ -10,6 +10,7 @@ ours it is split in two, each of them a difference of runs that differ in one th
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,9 +129,15 @@ def _reproduced(results: Results) -> Judgement:
             votes.append(Vote(0))
             texts.append(f"{place}: fewer than two finished runs")
             continue
-        versus = compare(ours, published.cells[margin.baseline].summary)
+        cell = published.cells[margin.baseline]
+        versus = compare(ours, cell.summary)
         votes.append(Vote(-1 if versus.sign else 1, versus.p if versus.sign else 0.0))
-        texts.append(f"{place}: ours less the published {_text(versus)}")
+        text = f"{place}: ours less the published {_text(versus)}"
+        # the paper does not say what stands behind its ±
+        wider = compare(ours, replace(cell, meaning="error").summary)
+        if versus.sign and not wider.sign:
+            text += f" (± {decimal(wider.half, _PLACES)} if the published ± is a standard error)"
+        texts.append(text)
     return Judgement(votes or [Vote(0)], "; ".join(texts) or "No row of the table")
 
 

@@ -8,14 +8,6 @@ from ...stack.bits import sample_count
 from ...stack.config import Run
 
 DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "omniglot": "Omniglot"}
-CHOICES = {
-    "data": tuple(DATA),
-    "binarised": ("anew", "once"),
-    "prior": ("uniform", "learned", "released"),
-    "divergence": ("sampled", "exact"),
-    "start": ("glorot", "torch"),
-}
-"""The values that fields can have."""
 WORDS: dict[str, Callable[[Any], str]] = {
     "data": lambda name: DATA[name],
     "evaluations": lambda n: f"K = {n}",
@@ -70,14 +62,6 @@ class BernoulliVae(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, values in CHOICES.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"expected {name} to be one of {', '.join(values)}, got {getattr(self, name)!r}"
-                )
-        for name in ("two_logits", "compared"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"expected True or False as {name}, got {getattr(self, name)!r}")
         if not (isinstance(self.slope, float) and 0 < self.slope < 1):
             raise ValueError(f"expected a number (float) in (0, 1) as slope, got {self.slope!r}")
         if self.prior == "released" and self.latents % 2:

@@ -4,17 +4,13 @@ Each of its six rows is a recipe, with the lines of both protocols; the recipes 
 train the same runs, in stacks that hold the members of all three.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ...stack.lines import Line
-from ..base import Build, Metric, Recipe, Run, Task, read_rows
-from ..evidence import DROPPED, Results, Row
+from ..base import Build, Metric, Recipe, Run, Task
+from ..chosen import Choice
 from ..halving import SEARCH_SEEDS, Halving, Rung
 from .claims import CLAIMS
 from .config import DATA, WORDS, BernoulliVae
@@ -73,7 +69,14 @@ TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.5)
 """Candidates of the search."""
 RUNGS = (Rung(25), Rung(75))
 """Of 200 epochs: half of the candidates train beyond the first, a quarter to the end."""
-TABLE = Path(__file__).with_name("temperatures.csv")
+CHOICE = Choice(
+    BernoulliVae,
+    Path(__file__).with_name("temperatures.csv"),
+    where=("data", "evaluations"),
+    fields=("tau",),
+    by=("valid",),
+)
+"""Found by the searches; lines of the table without a score are where they were not trained yet."""
 # where the temperature starts of estimators that learn it: as in the released code of RELAX
 _LEARNED_TAU = 0.1
 
@@ -85,16 +88,8 @@ def lines(evaluations: int) -> tuple[str | Line, ...]:
 
 def temperature(data: str, evaluations: int, estimator: str) -> float:
     """What the search found to be best; 1 for lines that were not searched."""
-    return _chosen().get((data, evaluations, estimator), 1.0)
-
-
-@cache
-def _chosen() -> dict[tuple[str, int, str], float]:
-    return {
-        (row["data"], int(row["evaluations"]), row["estimator"]): float(row["tau"])
-        for row in read_rows(TABLE)
-        if row["chosen"] == "yes"
-    }
+    chosen = CHOICE.setting(estimator, "valid", data, evaluations)
+    return 1.0 if chosen is None else float(chosen["tau"])
 
 
 def _run(estimator: Any, seed: int, data: Any, evaluations: int, **changes: Any) -> BernoulliVae:
@@ -230,7 +225,8 @@ def _search(evaluations: int) -> Recipe:
         panels=("data",),
         rows=("tau",),
         curves=False,
-        halving=Halving("valid", ("tau",), RUNGS),
+        halving=Halving("valid", CHOICE.fields, RUNGS),
+        choice=CHOICE,
     )
 
 
@@ -259,64 +255,3 @@ RECIPES = (
     *map(_search, SCORES),
     *map(_gradients, SCORES),
 )
-
-
-def choose_temperatures(searches: Sequence[Results], path: Path) -> None:
-    """Write the table of temperatures from the results of the searches.
-
-    The score is the validation loss at the end, averaged over the seeds of the search; only
-    candidates that trained to the end can be chosen, and of equals the one nearest to 1 is. Lines
-    whose search was not begun keep what the table has.
-
-    Args:
-        searches: The results of ``bernoulli-vae-search-k2`` and ``-k3``.
-        path: ``TABLE`` of a checkout.
-
-    Raises:
-        ValueError: If the search of a line was begun and is not at its end.
-    """
-    rows = {row.identity: row for results in searches for row in results.rows}
-    lines = ["data,evaluations,estimator,tau,score,runs,chosen,source"]
-    for evaluations, data, estimator in product(SCORES, DATA, SAMPLERS):
-        runs = _search(evaluations).runs(estimators=[estimator])
-        own = [run for run in runs if run.document()["data"] == data]
-        searched = [rows[run.identity] for run in own if run.identity in rows]
-        states = [row.state for row in searched if row.state != "missing"]
-        ended = sum(state in ("finished", "diverged", DROPPED) for state in states)
-        key = data, evaluations, estimator
-        if not states:
-            lines += _present(key)
-        elif ended == len(own):
-            lines += _of_search(key, searched)
-        else:
-            raise ValueError(
-                f"expected the search of {estimator} on {data} with {evaluations} evaluations at "
-                f"its end, got {ended} of {len(own)} runs; run bernoulli-vae-search-k{evaluations}"
-            )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _present(key: tuple[str, int, str]) -> list[str]:
-    """The lines of the table that are about one search."""
-    return [
-        ",".join(row.values())
-        for row in read_rows(TABLE)
-        if (row["data"], int(row["evaluations"]), row["estimator"]) == key
-    ]
-
-
-def _of_search(key: tuple[str, int, str], rows: Sequence[Row]) -> list[str]:
-    """The same from its results."""
-    candidates: dict[float, list[float]] = {}
-    for row in rows:
-        score = row.metrics.get("valid", math.inf)
-        candidates.setdefault(row.config["tau"], []).append(score)
-    means = {tau: fmean(scores) for tau, scores in sorted(candidates.items())}
-    best = min(means, key=lambda tau: (means[tau], abs(tau - 1)))
-    commits = " and ".join(sorted({row.commit for row in rows}))
-    start = ",".join(map(str, key))
-    return [
-        f"{start},{tau},{format(mean, '.6g') if math.isfinite(mean) else 'dropped'},"
-        f"{len(candidates[tau])},{'yes' if tau == best else 'no'},commit {commits}"
-        for tau, mean in means.items()
-    ]

@@ -52,8 +52,6 @@ class Codebook(Run):
                 f"expected an estimator that makes a sample, got {self.estimator!r}; the codes of "
                 "an image are too many for others"
             )
-        if not isinstance(self.copied, bool):
-            raise ValueError(f"expected True or False as copied, got {self.copied!r}")
         for name, most in (("commitment", math.inf), ("restart", math.inf), ("decay", 1.0)):
             value = getattr(self, name)
             if not (isinstance(value, float) and math.isfinite(value) and 0 <= value <= most):

@@ -51,8 +51,6 @@ class Parsing(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data not in ("listops", "generated"):
-            raise ValueError(f"expected the data listops or generated, got {self.data!r}")
         count, drawn = self.examples, self.data == "generated"
         if not (isinstance(count, int) and count >= self.batch if drawn else count is None):
             raise ValueError(
@@ -68,8 +66,6 @@ class Parsing(Run):
             raise ValueError(
                 f"expected a number (float) from 0 to below 1 as dropout, got {self.dropout!r}"
             )
-        if not isinstance(self.bucketed, bool):
-            raise ValueError(f"expected True or False as bucketed, got {self.bucketed!r}")
         if self.line.kind == "exact" or (self.line.kind == "score" and self.line.row != SCORE):
             raise ValueError(
                 f"expected an estimator that makes a sample, or {SCORE}, got {self.estimator!r}; "

@@ -50,8 +50,6 @@ class Search(Run):
                 f"expected an estimator that makes a sample, got {self.estimator!r}; a search "
                 "knows the loss of the cell that it has sampled only"
             )
-        if self.gradient not in ("gdas", "full"):
-            raise ValueError(f"expected the gradient gdas or full, got {self.gradient!r}")
         end = self.tau_end
         if not (end is None or (isinstance(end, float) and math.isfinite(end) and end > 0)):
             raise ValueError(f"expected a positive number (float) as tau_end, or None, got {end!r}")

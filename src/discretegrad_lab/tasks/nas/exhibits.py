@@ -30,6 +30,8 @@ _PAIRS = (
 """Keys of lines that are compared, the first one with the second."""
 _RESNET = "|nor_conv_3x3~0|+|none~0|nor_conv_3x3~1|+|skip_connect~0|none~1|skip_connect~2|"
 _TRIES = 8
+_OPTIMUM, _ALL_CONV = "the best cell by validation", "all edges conv 3x3"
+_RANDOM = f"random search, the best of {_TRIES} by validation"
 
 
 class Reference(NamedTuple):
@@ -44,9 +46,9 @@ def references(table: Benchmark) -> list[Reference]:
     """Those of a table, which ``references.csv`` has for readers without one."""
     best = table.best("validation").cell
     cells = {
-        "the best cell by validation": best,
+        _OPTIMUM: best,
         "ResNet's cell": from_text(_RESNET),
-        "all edges conv 3x3": (CONV_3,) * len(EDGES),
+        _ALL_CONV: (CONV_3,) * len(EDGES),
     }
     lines = [
         Reference(name, *(f"{table[cell].accuracies[metric]:.2f}" for metric in METRICS))
@@ -55,7 +57,7 @@ def references(table: Benchmark) -> list[Reference]:
     found = [table.random_search(metric, tries=_TRIES) for metric in METRICS]
     lines.append(
         Reference(
-            f"random search, the best of {_TRIES} by validation",
+            _RANDOM,
             *(f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in found),
         )
     )
@@ -64,6 +66,14 @@ def references(table: Benchmark) -> list[Reference]:
 
 
 REFERENCES = [Reference(**row) for row in read_rows(Path(__file__).with_name("references.csv"))]
+
+
+def drawn_references(metric: str) -> tuple[tuple[str, float], ...]:
+    """Those that figures of a metric show as lines."""
+    texts = {reference.name: getattr(reference, metric) for reference in REFERENCES}
+    short = {"optimum": _OPTIMUM, _ALL_CONV: _ALL_CONV, f"random, best of {_TRIES}": _RANDOM}
+    # a mean may have its deviation behind it
+    return tuple((name, float(texts[whole].split()[0])) for name, whole in short.items())
 
 
 def exhibits(results: Results) -> Sequence[Exhibit]:

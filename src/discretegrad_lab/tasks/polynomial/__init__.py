@@ -1,5 +1,5 @@
 r"""Polynomial programming: minimise $E[\frac1L \sum_i |X_i - c_i|^p]$ over the logits of X."""
 
-from .recipes import RECIPES, TASK, choose_temperatures, temperature
+from .recipes import RECIPES, TASK, temperature
 
-__all__ = ["RECIPES", "TASK", "choose_temperatures", "temperature"]
+__all__ = ["RECIPES", "TASK", "temperature"]

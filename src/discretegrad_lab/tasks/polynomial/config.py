@@ -29,8 +29,6 @@ class Polynomial(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in ("constant", "spread"):
-            raise ValueError(f"expected the target constant or spread, got {self.target!r}")
         if not (isinstance(self.power, float) and self.power > 0):
             raise ValueError(f"expected a positive number (float) as power, got {self.power!r}")
         if self.estimator == "rodeo" and self.batch % 2 == 1:

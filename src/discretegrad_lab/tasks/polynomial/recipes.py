@@ -1,16 +1,13 @@
 """The experiments of polynomial programming, and the temperatures they are trained with."""
 
-import math
 from collections.abc import Iterator
-from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from ...stack.lines import LINES, Line
-from ..base import Build, Cost, Metric, Recipe, Run, Task, read_rows
-from ..evidence import Results
+from ..base import Build, Cost, Metric, Recipe, Run, Task
+from ..chosen import Choice
 from ..halving import SEARCH_SEEDS
 from .claims import CLAIMS, LOSS
 from .config import WORDS, Polynomial
@@ -23,7 +20,15 @@ BATCHES = (16, 64, 256)
 LATENTS = (8, 32, 128)
 # the candidates of the paper's Table 7
 CANDIDATES = (0.1, 0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
-TABLE = Path(__file__).with_name("temperatures.csv")
+SEARCH = "polynomial-temperatures"
+CHOICE = Choice(
+    Polynomial,
+    Path(__file__).with_name("temperatures.csv"),
+    where=("power", "target"),
+    fields=("tau",),
+    by=(LOSS.name,),
+)
+"""Found by the search."""
 
 _CURVES = ("reinmax", "st", "stgs", "gr-mck", "gst-1.0", "gst-p", "exact")
 _WITH_TAU = tuple(key for key, line in LINES.items() if line.has_tau)
@@ -42,16 +47,8 @@ def temperature(power: float, target: str, estimator: str | Line) -> float:
     """What the search found to be best; 1 for estimators that have none, or are not the paper's."""
     if isinstance(estimator, Line) or not LINES[estimator].has_tau:
         return 1.0
-    return _chosen()[power, target, estimator]
-
-
-@cache
-def _chosen() -> dict[tuple[float, str, str], float]:
-    return {
-        (float(row["power"]), row["target"], row["estimator"]): float(row["tau"])
-        for row in read_rows(TABLE)
-        if row["chosen"] == "yes"
-    }
+    chosen = CHOICE.required(SEARCH, estimator, LOSS.name, power, target)
+    return float(chosen["tau"])
 
 
 def _builder(
@@ -154,44 +151,6 @@ RECIPES = (
         rows=("tau",),
         curves=False,
         claims=("temperatures",),
+        choice=CHOICE,
     ),
 )
-SEARCH = RECIPES[-1]
-
-
-def choose_temperatures(results: Results, path: Path) -> None:
-    """Write the table of temperatures from the results of the search.
-
-    The score is the expected loss at the end, averaged over the seeds of the search; a temperature
-    at which a run diverged is never chosen, and of equals the one nearest to 1 is.
-
-    Args:
-        results: Of the whole search.
-        path: ``TABLE`` of a checkout.
-    """
-    done = {row.identity: row for row in results.rows if row.state in ("finished", "diverged")}
-    search = SEARCH.runs()
-    missing = sum(run.identity not in done for run in search)
-    if missing:
-        raise ValueError(
-            f"expected the whole search, got results without {missing} of its {len(search)} runs; "
-            f"run {SEARCH.name} to its end"
-        )
-    groups: dict[tuple[float, str, str], dict[float, list[float]]] = {}
-    for row in done.values():
-        key = row.config["power"], row.config["target"], row.config["estimator"]
-        score = row.metrics.get("expected_loss", math.inf)
-        groups.setdefault(key, {}).setdefault(row.config["tau"], []).append(score)
-    commits = " and ".join(sorted({row.commit for row in done.values()}))
-    lines = ["task,power,target,estimator,tau,score,runs,chosen,source"]
-    for (power, target, estimator), candidates in groups.items():
-        scores = {tau: fmean(values) for tau, values in sorted(candidates.items())}
-        best = min(scores, key=lambda tau: (scores[tau], abs(tau - 1)))
-        for tau, score in scores.items():
-            text = format(score, ".6g") if math.isfinite(score) else "diverged"
-            chosen = "yes" if tau == best else "no"
-            lines.append(
-                f"polynomial,{power},{target},{estimator},{tau},{text},{len(candidates[tau])},"
-                f"{chosen},commit {commits}"
-            )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

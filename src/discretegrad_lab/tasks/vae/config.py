@@ -83,16 +83,12 @@ class Vae(Run):
             )
 
     def _check_data(self) -> None:
-        if self.data != "mnist":
-            raise ValueError(f"expected the data mnist, got {self.data!r}")
         every, count = TRAIN_IMAGES[self.data], self.images
         if not (count is None or (isinstance(count, int) and self.batch <= count < every)):
             raise ValueError(
                 f"expected a whole number as images, from the batch of {self.batch} to "
                 f"{every - 1:,}, or None for all {every:,}, got {count!r}"
             )
-        if not isinstance(self.binarised, bool):
-            raise ValueError(f"expected True or False as binarised, got {self.binarised!r}")
 
     def _check_along(self) -> None:
         if self.line.kind != "sampler":

@@ -4,6 +4,11 @@ Liu et al., "Bridging Discrete and Backpropagation: Straight-Through and Beyond"
 arXiv:2304.08612. Columns are called categories x latents, as there. The tables were read in the
 paper's LaTeX source, which has sections but no pages. Table 5 is one row there; here each of its
 numbers has the column of the model that it was trained with, see ``large_recipes``.
+
+The paper averages 10 seeds (Section F.2) and does not say what stands behind its ±. It is the
+standard deviation of the runs: ours of Tables 2 and 9, which are stored, have the same, see
+``tests/test_results_pages.py``. How many runs the baselines of Table 5 have, which are those of Fan
+et al. 2022, is not known; 10 are assumed.
 """
 
 from dataclasses import dataclass
@@ -90,7 +95,6 @@ def table(number: int, column: str) -> Table:
         number,
         numbers[0].section,
         column,
-        numbers[0].runs,
         {x.estimator: x for x in numbers},
         {estimator: "; ".join(parts) for estimator, parts in texts.items()},
     )

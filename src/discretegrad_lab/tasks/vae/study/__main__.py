@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...data import DataError, load_mnist, load_mnist_digits
+from ...data import DataError, load_labels, load_mnist
 from . import page
 from .measure import MINIATURE, Pixels, Settings, measure
 from .rows import read, write
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.render:
         try:
             images = load_mnist(options.data)
-            pixels = Pixels(images.train, load_mnist_digits(options.data), images.test)
+            pixels = Pixels(images.train, load_labels("mnist", options.data).train, images.test)
         except DataError as error:
             print(error, file=sys.stderr)
             return 2
