@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 from discretegrad import exact_expectation, exact_gradient
-from discretegrad.testing import normal
+from discretegrad.testing import assert_close, normal
 
 SAME = 1e-12
 """Largest difference in float64, where values are of order 1 to 100."""
@@ -281,6 +282,19 @@ def test_memory_grows_with_the_chunk_and_not_with_the_outcomes(exact):
     assert many.largest <= chunk_size * one_outcome
     assert many.peak < 3 * few.peak
     assert memory_of(11, 2**11, exact).largest > 16 * many.largest
+
+
+def test_what_f_gives_is_not_rounded_to_the_dtype_of_the_logits():
+    """A wider f may have values that differ by less than a narrow dtype can tell apart."""
+    logits, weights = normal(2, 3).float(), normal(2, 3)
+
+    def f(z, level):
+        return level + (z.double() * weights).sum()
+
+    expected, actual = (exact_gradient(logits, partial(f, level=x)) for x in (0.0, 1e6))
+    assert_close(actual, expected)
+    expected, actual = (exact_expectation(logits, partial(f, level=x)) for x in (0.0, 1e6))
+    assert abs(actual - 1e6 - expected) < 1e-6
 
 
 def test_float64_logits_beyond_the_range_of_float32():

@@ -488,6 +488,27 @@ def test_estimate_does_not_suffer_from_the_dtype_of_the_logits(case):
     assert torch.equal(results[0][1], results[1][1].bfloat16())
 
 
+def ignores_constants(case):
+    """Whether the gradient stays the same if a constant is added to f."""
+    options = case.options
+    if case.row.name == "reinforce":
+        return options.get("baseline") == "self_critical"
+    return case.row.name != "rodeo" and "offset" not in options and options.get("scale") != 0
+
+
+@each([case for case in CASES if case.row.kind != "sampler" and ignores_constants(case)])
+def test_a_wider_f_is_not_rounded_to_the_dtype_of_the_logits(case):
+    """A constant cancels to the precision of f."""
+    low, high = (Problem(case, (20,), dtype=dtype) for dtype in (torch.float32, torch.float64))
+    high.fill(low.logits.detach())
+
+    def gradient(problem, level):
+        result = case.run(problem, lambda z: high.f(z.double()) + level, generator=seeded(1))
+        return torch.autograd.grad(result.sum(), problem.logits)[0]
+
+    torch.testing.assert_close(gradient(low, 1e6), gradient(low, 0), rtol=1e-5, atol=1e-6)
+
+
 @each(CASES)
 def test_vectorized_f_is_random_for_each_sample(case):
     problem = Problem(case)

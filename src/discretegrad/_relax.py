@@ -130,7 +130,9 @@ def _gradient(
             relaxed = family.relaxed(tempered).to(problem.logits.dtype)
             if watched:
                 relaxed.register_hook(lambda _: reached.append(True))
-            of_f = evaluate(problem, relaxed).to(points.dtype)
+            of_f = evaluate(problem, relaxed)
+            # no narrower than f, which it is subtracted from
+            of_f = of_f.to(torch.promote_types(of_f.dtype, points.dtype))
             total = total + aligned(weight, of_f[0]) * of_f
         if control.network is not None:
             shape = (len(points), *batch_shape)

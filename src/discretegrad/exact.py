@@ -171,7 +171,7 @@ def _pose(
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))
-    level = value.detach().to(wide.dtype)
+    level = value.detach().to(torch.promote_types(wide.dtype, value.dtype))
     level = torch.where(level.isfinite(), level, 0)
     dtypes = logits.dtype, torch.promote_types(logits.dtype, value.dtype)
     return _Problem(name, family, f, wide, variables.point, *dtypes, batch, latent, level)
@@ -203,7 +203,9 @@ def _weighted_values(problem: _Problem, drawn: Tensor, vectorize: bool) -> Tenso
     # an impossible outcome counts nothing, even where f is not finite
     possible = log_prob > -math.inf
     log_prob = torch.where(possible, log_prob, 0)
-    return torch.where(possible, log_prob.exp() * (values.to(log_prob.dtype) - problem.level), 0)
+    # rounded after the subtraction: f may be wider than the logits, and differ by little
+    relative = (values.to(problem.level.dtype) - problem.level).to(log_prob.dtype)
+    return torch.where(possible, log_prob.exp() * relative, 0)
 
 
 def _weighted_sum(problem: _Problem, first: int, last: int, vectorize: bool) -> Tensor:
