@@ -130,12 +130,18 @@ def masked(call):
     return call.logits if call.mask is None else call.logits.masked_fill(~call.mask, -math.inf)
 
 
-def factor_of(name, row_tau, sample_prob, n):
+def smallest(dtype):
+    """The smallest normal number of the dtype that the library computes in."""
+    return torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
+
+
+def factor_of(name, row_tau, sample_prob, n, least):
     """How much an estimator multiplies g by, at most."""
     if name == "reinmax":
         return 1.0
     if name == "mean_baseline":
-        return max(1.0, 1 / (n * sample_prob)) if sample_prob > 0 else math.inf
+        # below the smallest normal number the library divides by that
+        return max(1.0, 1 / (n * sample_prob)) if sample_prob > least else math.inf
     return max(1.0, 1 / row_tau) if name == "blend" else 1 / row_tau
 
 
@@ -184,7 +190,7 @@ def test_categorical(case, dtype, data):
         k = keep[: index[r]].sum()
         count = int(keep.sum())
         drawn = (theta.detach() / tau).softmax(-1)[k].item()
-        scale = g[r].abs().max().item() * factor_of(name, tau, drawn, count)
+        scale = g[r].abs().max().item() * factor_of(name, tau, drawn, count, smallest(dtype))
         if scale > torch.finfo(dtype).max / 4:
             assert name in LEAVES_THE_RANGE
             continue
@@ -252,7 +258,10 @@ def test_bernoulli(case, dtype, data):
     value, g = call.draw[~certain], call.g.double()[~certain]
     drawn = torch.sigmoid(torch.where(value, theta, -theta).detach() / tau)
     scale = g.abs() * torch.tensor(
-        [factor_of(name, t, p, 2) for t, p in zip(tau.tolist(), drawn.tolist(), strict=True)],
+        [
+            factor_of(name, t, p, 2, smallest(dtype))
+            for t, p in zip(tau.tolist(), drawn.tolist(), strict=True)
+        ],
         dtype=torch.float64,
     )
     in_range = scale <= torch.finfo(dtype).max / 4
