@@ -1,17 +1,22 @@
 """Architecture search: cells, the table, the supernet with both gradients, steps in turn."""
 
 import gzip
+import hashlib
+import io
 import json
 import math
 import os
 import re
+import tarfile
 import xml.etree.ElementTree
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
@@ -225,6 +230,71 @@ def test_images_are_read_and_damage_is_refused():
     for split in (b"{}", b"[]", b'{"train": ["int", ["0"]], "valid": ["int", ["0"]]}'):
         with pytest.raises(data.DataError, match="expected"):
             images.parse_split(split, 2)
+
+
+def package(path, sheets, labels):
+    """An npm package with sheets of pixels, one image in a row, and labels beside them."""
+    contents = {"package/train_lables.json": json.dumps(labels).encode()}
+    for number, pixels in enumerate(sheets, 1):
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "png")
+        contents[f"package/data_batch_{number}.png"] = stream.getvalue()
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_sheets_of_the_npm_package_become_the_files_of_the_data_set(tmp_path, monkeypatch):
+    whole = np.random.default_rng(0).integers(256, size=(15, 1024, 3), dtype=np.uint8)
+    labels = [n % 10 for n in range(15)]
+    # written as one would by hand: the label, then all red, all green, all blue
+    rows = [bytes([label, *image.T.flatten()]) for label, image in zip(labels, whole, strict=True)]
+    expected = {name: b"".join(rows[3 * n : 3 * n + 3]) for n, name in enumerate(images.BATCHES)}
+    files = tuple(
+        data.PlainFile(name, hashlib.sha256(x).hexdigest(), len(x)) for name, x in expected.items()
+    )
+    monkeypatch.setitem(data.DATA_SETS, "cifar10", data.DataSet("cifar10", files, ()))
+    sheets = np.split(whole, 5)
+    path = package(tmp_path / "sheets.tgz", sheets, labels)
+    target = tmp_path / "data"
+
+    def convert(path):
+        arguments = ["nas", "convert", str(path), "--data", str(target)]
+        return CliRunner().invoke(app, arguments)
+
+    assert convert(path).stdout.count("made ") == 5
+    for name, content in expected.items():
+        assert (target / "cifar10" / name).read_bytes() == content
+        assert data.read_file("cifar10", name, target) == content
+    parsed = images.parse(b"".join(expected.values()))
+    assert parsed.pixels[7, 1, 3, 5] == whole[7, 3 * 32 + 5, 1]
+
+    for wrong, message in (
+        (tmp_path / "missing.tgz", "which cannot be read"),
+        (Path(__file__), "which cannot be read"),
+        (package(tmp_path / "a.tgz", sheets[:4], labels), "which cannot be read"),
+        (package(tmp_path / "b.tgz", sheets, labels[1:]), "which cannot be read"),
+        (package(tmp_path / "c.tgz", sheets, [300, *labels[1:]]), "which cannot be read"),
+        (package(tmp_path / "d.tgz", [x[:, 1:] for x in sheets], labels), "which cannot be read"),
+        (package(tmp_path / "e.tgz", sheets[::-1], labels), "expected data_batch_1.bin with sha"),
+    ):
+        result = convert(wrong)
+        assert result.exit_code == 2, wrong
+        assert message in " ".join(result.stderr.split()), wrong
+
+
+@pytest.mark.skipif(not (REAL and Path(REAL, "cifar10").exists()), reason="no images of CIFAR-10")
+def test_the_images_of_cifar10():
+    halves = images.load_halves()
+    pixels = torch.cat([half.pixels for half in halves]).double() / 255
+    assert pixels.shape == (50_000, 3, 32, 32)
+    found = pixels.mean((0, 2, 3)).tolist()
+    assert found == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
+    labels = torch.cat([half.labels for half in halves])
+    assert labels.bincount().tolist() == [5000] * 10
 
 
 def test_crops_are_those_of_flipped_images_in_a_black_frame():

@@ -22,7 +22,7 @@ FOLDERS = (
     "nas",
     "bernoulli_vae",
 )
-COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench."}
+COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench; make its images."}
 """Tasks that bring commands of their own, a ``typer.Typer`` called ``app`` in the file
 ``commands.py`` of the folder, with the help of their group."""
 

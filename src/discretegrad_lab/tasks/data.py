@@ -400,15 +400,20 @@ def _unpacked(archive: Path, file: File) -> Path:
         name = next((x for x in members.getnames() if Path(x).name == file.name), file.name)
         source = members.extractfile(name)
         content = b"" if source is None else source.read(file.most_bytes + 1)
+    return put(archive.parent, file, content, archive.name)
+
+
+def put(folder: Path, file: File, content: bytes, origin: str) -> Path:
+    """Write a file of a data set that comes from elsewhere, if its checksum is right."""
     got = hashlib.sha256(content).hexdigest()
     if got != file.sha256:
         raise DataError(
-            f"expected {file.name} with sha256 {file.sha256} in {archive.name}, got {len(content)} "
-            f"bytes with {got}; copy the file to {archive.parent}"
+            f"expected {file.name} with sha256 {file.sha256} in {origin}, got {len(content)} "
+            f"bytes with {got}; copy the file to {folder}"
         )
-    path = archive.with_name(file.name)
+    path = folder / file.name
     # like those of downloads, so that what a killed process leaves is deleted some time
-    part = archive.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    part = folder / f".{file.name}.{secrets.token_hex(4)}.part"
     try:
         part.write_bytes(content)
         part.replace(path)

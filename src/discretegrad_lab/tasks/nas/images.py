@@ -16,7 +16,7 @@ HALF = 25_000
 """Images in each half."""
 _SIDE, _PIXELS = 32, 3 * 32 * 32
 _PADDING = 4
-_BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 # of the pixels from 0 to 255, for red, green and blue
 _MEANS, _DEVIATIONS = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 RANDOM = 3
@@ -45,7 +45,7 @@ def load_halves(directory: Path | None = None) -> Halves:
     Raises:
         DataError: If a file is in none of the data directories, or is damaged.
     """
-    whole = parse(b"".join(read_file("cifar10", name, directory) for name in _BATCHES))
+    whole = parse(b"".join(read_file("cifar10", name, directory) for name in BATCHES))
     halves = parse_split(read_file("nats-bench", SPLIT, directory), len(whole.labels))
     return Halves(*(Labelled(whole.pixels[half], whole.labels[half]) for half in halves))
 
