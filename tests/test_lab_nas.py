@@ -10,8 +10,9 @@ import re
 import tarfile
 import xml.etree.ElementTree
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from discretegrad_lab.cli import app
 from discretegrad_lab.report import folder
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
-from discretegrad_lab.tasks.nas import benchmark, images
+from discretegrad_lab.tasks.nas import benchmark, drawings, images
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
     EDGES,
@@ -639,6 +640,31 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     assert folder.check(reported.parent) is None
     (reported / "cells.svg").write_text(cells.replace("seed 0", "seed 1", 1))
     assert "cells.svg" in folder.check(reported.parent)
+
+
+def test_panels_of_probabilities_are_as_high_as_these():
+    names = drawings.PROBABILITIES
+    for largest, highest in ((0.21, 0.25), (0.26, 0.3), (0.3, 0.3), (0.97, 1.0), (1.0, 1.0)):
+        curves = [{name: [(1, 0.2), (2, largest)] for name in names}]
+        assert drawings._highest(curves) == pytest.approx(highest)
+        (_, y) = re.findall(r"[\d.]+,([\d.]+)", drawings._panel(curves, 0, highest))[:2]
+        assert float(y) == pytest.approx(70 * (1 - largest / highest), abs=0.1)
+    assert drawings._highest([]) == 1.0
+
+
+def test_no_two_labels_of_a_cell_meet():
+    # of the widest ones, about 40 wide and 10 high
+    row = SimpleNamespace(
+        metrics={"cell_number": to_number((3,) * 6), "validation": 1.0, "test": 1.0},
+        config={"seed": 0},
+    )
+    drawn = drawings._graph(row)
+    places = re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="middle" font-size="9"', drawn
+    )
+    assert len(places) == 6
+    for (x, y), (other_x, other_y) in combinations([tuple(map(float, p)) for p in places], 2):
+        assert abs(x - other_x) > 44 or abs(y - other_y) > 10
 
 
 def test_seeds_that_resolve_a_difference():

@@ -1,6 +1,7 @@
 """Cells as graphs and their probabilities over time, as SVG that a page or a file can hold."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from ...stack.lines import line
@@ -13,12 +14,14 @@ from .model import PROBABILITIES
 _COLOURS = ("#999999", "#E69F00", "#009E73", "#0072B2", "#CC79A7")
 _PLACES = ((20.0, 60.0), (85.0, 18.0), (125.0, 102.0), (190.0, 60.0))
 """Of the nodes of a cell."""
-_LABEL_AT = (0.42, 0.42, 0.78, 0.22, 0.5, 0.5)
+_LABEL_AT = (0.42, 0.42, 0.74, 0.22, 0.5, 0.65)
 """How far along each edge its label stands, such that no two of them meet."""
 _WIDTH, _HEIGHT, _HEAD = 215.0, 150.0, 22.0
 _PANEL, _PANEL_HEIGHT, _GAP = 130.0, 70.0, 10.0
 _POINTS = 25
 """Of a curve, about."""
+Curve = list[tuple[int, float]]
+"""Epochs with probabilities."""
 
 
 def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
@@ -91,42 +94,55 @@ def draw_probabilities(results: Results, rows: Sequence[Row]) -> Exhibit:
     top = _HEAD
     for key in keys:
         own = [row for row in rows if row.config["estimator"] == key]
-        parts.append(_text(4, top + 14, line(key).label, ' font-size="13" font-weight="bold"'))
+        curves = [
+            {name: _thinned(results.curve(row, name)) for name in PROBABILITIES} for row in own
+        ]
+        highest = _highest(curves)
+        label = f"{line(key).label}: from 0 to {highest:g}"
+        parts.append(_text(4, top + 14, label, ' font-size="13" font-weight="bold"'))
         top += _HEAD
         for edge, (end, start) in enumerate(EDGES):
             place = f"translate({edge * (_PANEL + _GAP):g} {top:g})"
-            panel = _panel(results, own, edge)
+            panel = _panel(curves, edge, highest)
             parts.append(f'<g transform="{place}">{panel}{_text(4, 10, f"{end} ← {start}")}</g>')
         top += _PANEL_HEIGHT + _GAP
     width = len(EDGES) * (_PANEL + _GAP)
     return Exhibit(
         "The architecture over time",
-        "The probability of each operation, from 0 to 1, over the epochs: a panel for each edge, "
-        "and in it a line for each seed and operation.",
+        "The probability of each operation over the epochs: a panel for each edge, and in it a "
+        "line for each seed and operation. The panels of an estimator go from 0 to the number "
+        "beside its name; five operations that are equally probable have 0.2 each.",
         drawing=_svg(width, top, parts, "Probabilities of operations over the epochs"),
         file="probabilities.svg",
     )
 
 
-def _panel(results: Results, rows: Sequence[Row], edge: int) -> str:
+def _highest(curves: Sequence[Mapping[str, Curve]]) -> float:
+    """A twentieth that no probability exceeds, far enough above those that are equal."""
+    largest = max((p for own in curves for curve in own.values() for _, p in curve), default=1.0)
+    return max(0.25, min(1.0, math.ceil(20 * largest) / 20))
+
+
+def _panel(curves: Sequence[Mapping[str, Curve]], edge: int, highest: float) -> str:
     parts = [
         f'<rect width="{_PANEL:g}" height="{_PANEL_HEIGHT:g}" fill="none" stroke="currentColor" '
         'stroke-opacity="0.3"/>'
     ]
     names = PROBABILITIES[edge * len(LABELS) : (edge + 1) * len(LABELS)]
-    for row in rows:
+    for own in curves:
         for name, colour in zip(names, _COLOURS, strict=True):
-            curve = _thinned(results.curve(row, name))
+            curve = own[name]
             last = max(curve[-1][0], 1) if curve else 1
             points = " ".join(
-                f"{_PANEL * epoch / last:.1f},{_PANEL_HEIGHT * (1 - p):.1f}" for epoch, p in curve
+                f"{_PANEL * epoch / last:.1f},{_PANEL_HEIGHT * (1 - p / highest):.1f}"
+                for epoch, p in curve
             )
             if points:
                 parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
     return "".join(parts)
 
 
-def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _thinned(curve: Curve) -> Curve:
     """So few points that a file with all curves stays small, the last one among them."""
     stride = max(1, len(curve) // _POINTS)
     return curve[::-1][::stride][::-1]
