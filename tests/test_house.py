@@ -146,6 +146,24 @@ def test_no_function_passes_more_than_seven_arguments_on(path):
 
 
 # what is imported inside a function, where a user asks for it
+@pytest.mark.parametrize("path", EVERY_SOURCE, ids=name_of)
+def test_the_oldest_triton_can_read_every_kernel(path):
+    """That of torch 2.6 takes "a or b" and "a < b", but no third part without parentheses."""
+    kernels = (
+        function
+        for function in nodes(path, ast.FunctionDef)
+        if any(ast.unparse(x).startswith(JITTED) for x in function.decorator_list)
+    )
+    chains = [
+        f"{function.name}: {ast.unparse(node)}"
+        for function in kernels
+        for node in ast.walk(function)
+        if (isinstance(node, ast.BoolOp) and len(node.values) > 2)
+        or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+    ]
+    assert not chains
+
+
 OPTIONAL = {"plot.py": {"matplotlib"}, "result.py": {"matplotlib"}, "progress.py": {"rich"}}
 
 

@@ -162,7 +162,7 @@ def _slope(
             slope = other_prob / 2
         if METHOD == BLEND:
             slope = option * slope + (1 - option) * straight_through
-    elif METHOD == MEAN_FIRST or METHOD == MEAN_SECOND or METHOD == MEAN_RELEASED:
+    elif (METHOD == MEAN_FIRST or METHOD == MEAN_SECOND) or METHOD == MEAN_RELEASED:
         tempered = prob
         if TEMPERED:
             tempered, _ = sigmoids(drawn / tau)

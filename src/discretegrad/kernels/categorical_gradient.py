@@ -273,7 +273,7 @@ def _gradient_kernel(
     find the gradient at the draw in ``at_draws``, (rows,), and the logit in the statistics. From
     ``METHOD`` to ``MEAN`` are the ``Terms`` of the formula.
     """
-    APART: tl.constexpr = METHOD == STRAIGHT_THROUGH or METHOD == BLEND or MEAN
+    APART: tl.constexpr = (METHOD == STRAIGHT_THROUGH or METHOD == BLEND) or MEAN
     row = tl.program_id(0).to(tl.int64)
     if PART == 0:
         row = (row * ROWS + tl.arange(0, ROWS))[:, None]
