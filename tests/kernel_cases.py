@@ -168,6 +168,15 @@ def seeded(seed: int, device: str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
+def words_of_all_sizes(count: int) -> Tensor:
+    """Words of 32 bits, int64: random ones, and such whose numbers lie close to 0 and to 1."""
+    powers = 2 ** torch.arange(32)
+    near = torch.cat([powers, powers - 1, powers + powers // 3])
+    ends = torch.cat([near, 2**32 - 1 - near])
+    random = torch.randint(2**32, (count - len(ends),), generator=seeded(9))
+    return torch.cat([ends, random])
+
+
 def seed_of(seed: int, device: str = "cpu") -> Tensor:
     """The seed that a sampler draws from ``seeded(seed, device)`` for its kernels."""
     return torch.randint(2**63 - 1, (1,), device=device, generator=seeded(seed, device))

@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import discretegrad
+import philox_reference
 from discretegrad import sample_index, select
 from discretegrad.kernels import dispatch
 from kernel_cases import (
@@ -50,12 +51,18 @@ from kernel_cases import (
     seeded,
     surrounded,
     temperatures,
+    words_of_all_sizes,
 )
 
 pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from discretegrad.kernels import philox  # noqa: E402
 
 DEVICE = "cuda"
 BITS = BY_METHOD["bernoulli", "reinmax"]
@@ -136,6 +143,21 @@ def test_low_precisions(dtype, shape, poison):
 def test_a_thousand_noise_draws(family, n):
     case = replace(BY_METHOD[family, "gumbel_rao"], options={"num_draws": 1000})
     check_case(case, *inputs(4, n), 0.5)
+
+
+@triton.jit
+def _noise_kernel(out, word, SIZE: tl.constexpr):
+    number = tl.arange(0, SIZE)
+    tl.store(out + number, philox.exponential(tl.load(word + number).to(tl.uint32)))
+
+
+def test_noise_is_relatively_accurate():
+    """Also where the logarithm of the hardware is not: near 1."""
+    word = words_of_all_sizes(2**15)
+    noise = torch.empty(2**15, device=DEVICE)
+    _noise_kernel[(1,)](noise, word.to(DEVICE), 2**15)
+    expected = philox_reference.exponential(word)
+    assert ((noise.cpu() - expected).abs() <= 1e-6 * expected).all()
 
 
 @pytest.mark.parametrize("dim", [0, 1])

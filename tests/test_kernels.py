@@ -43,6 +43,7 @@ from kernel_cases import (
     seeded,
     surrounded,
     temperatures,
+    words_of_all_sizes,
 )
 
 triton = pytest.importorskip("triton")
@@ -720,14 +721,11 @@ def _numbers_kernel(out, word, SIZE: tl.constexpr):
 
 
 def test_numbers_made_of_words():
-    ends = [0, 1, 2, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1]
-    random = torch.randint(2**32, (4096 - len(ends),), generator=seeded(9))
-    word = torch.cat([torch.tensor(ends), random])
+    word = words_of_all_sizes(4096)
     out = torch.empty(2, 4096, dtype=torch.float64)
     _numbers_kernel[(1,)](out, word, 4096)
     exponential = philox_reference.exponential(word)
-    assert_gradient(out[0].float(), exponential, torch.zeros(()))
-    assert (out[0] > 0).all()
+    assert ((out[0] - exponential).abs() <= 1e-6 * exponential).all()
     assert torch.equal(out[1], philox_reference.uniform53(word, word ^ 0x5A5A5A5A))
 
 

@@ -30,7 +30,7 @@ import triton.language as tl
 
 from .bernoulli import mean_slope, sigmoids
 from .numbers import LOG2_E
-from .philox import DRAWS, exponential, log1p, words
+from .philox import DRAWS, exponential, fast_log2, words
 from .rows import row_offset
 
 
@@ -58,7 +58,7 @@ def _weights(noise, own_noise, inverse_prob, rate, offset, TEMPERED: tl.constexp
     """The weights e, from what ``_terms`` gives."""
     ratio = noise * _reciprocal(own_noise) * inverse_prob
     if TEMPERED:
-        return tl.exp2(log1p(ratio) * rate + offset)
+        return tl.exp2(fast_log2(1.0 + ratio) * (rate / LOG2_E) + offset)
     else:
         return _reciprocal(1.0 + ratio)
 
@@ -80,7 +80,7 @@ def _group_weights(
 @triton.jit
 def _part(e, h, sum_e, sum_eh, draw, num_draws):
     """What a draw adds to the gradient; nothing if it is beyond the last one."""
-    share = tl.where(draw < num_draws, 1.0, 0.0) / sum_e
+    share = tl.where(draw < num_draws, _reciprocal(sum_e), 0.0)
     return e * share * (h - sum_eh * share)
 
 

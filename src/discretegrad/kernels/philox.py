@@ -11,8 +11,16 @@ graph is replayed. The counter says what a word is for, so no two uses meet:
     c3       purpose: DRAW, NOISE, or DRAWS + m for the draws 4m to 4m + 3 of ``gumbel_rao``
 """
 
+import os
+
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+
+from .numbers import LOG2_E
+
+# the interpreter has no functions of the hardware
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 DRAW = tl.constexpr(0)
 NOISE = tl.constexpr(1)
@@ -57,6 +65,18 @@ def log1p(x):
 
 
 @triton.jit
+def fast_log2(x):
+    """``log2(x)`` for normal x > 0 in one instruction, where ``tl.log2`` takes twenty.
+
+    Off by at most 2e-7 from 1/2 to 2, and by that relative to the result elsewhere.
+    """
+    if _INTERPRETED:
+        return tl.log2(x)
+    else:
+        return libdevice.fast_log2f(x)
+
+
+@triton.jit
 def folded(word):
     """Whether the uniform number of a word lies above 1/2, and its distance to the nearer end.
 
@@ -65,14 +85,24 @@ def folded(word):
     """
     above = word >= 0x80000000
     near = tl.where(above, word ^ 0xFFFFFFFF, word)
-    return above, (near.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
+    # (near + 1/2) / 2**32, in one instruction
+    return above, near.to(tl.float32) * (1.0 / 4294967296.0) + (0.5 / 4294967296.0)
 
 
 @triton.jit
 def exponential(word):
-    """Standard exponential noise from 1e-10 to 23."""
+    """Standard exponential noise from 1e-10 to 23, relatively accurate to 5e-7.
+
+    It is ``-log(u)``. Where u is near 1 the noise is small, and a polynomial of 1 - u has the
+    precision that the logarithm of the hardware lacks there.
+    """
     above, distance = folded(word)
     uniform = tl.where(above, 1.0 - distance, distance)
-    # as in log1p
-    lost = tl.where(above, distance - (1.0 - uniform), 0.0)
-    return lost - tl.log(uniform)
+    far = fast_log2(uniform) * (-1.0 / LOG2_E)
+    # -log(1 - x) / x from 0 to 1/4, interpolated in the nodes of Chebyshev
+    slope = 0.3386436402797699 * distance + 0.14463114738464355
+    slope = slope * distance + 0.2576442062854767
+    slope = slope * distance + 0.33287033438682556
+    slope = slope * distance + 0.500010073184967
+    slope = slope * distance + 0.9999999403953552
+    return tl.where(above & (distance < 0.25), distance * slope, far)
