@@ -13,14 +13,17 @@ graph is replayed. The counter says what a word is for, so no two uses meet:
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
 from .numbers import LOG2_E
 
-# the interpreter has no functions of the hardware
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+# neither Triton's interpreter nor its compiler for AMD has the logarithm of the hardware
+_HAS_FAST_LOG2 = tl.constexpr(
+    os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None
+)
 
 DRAW = tl.constexpr(0)
 NOISE = tl.constexpr(1)
@@ -70,10 +73,10 @@ def fast_log2(x):
 
     Off by at most 2e-7 from 1/2 to 2, and by that relative to the result elsewhere.
     """
-    if _INTERPRETED:
-        return tl.log2(x)
-    else:
+    if _HAS_FAST_LOG2:
         return libdevice.fast_log2f(x)
+    else:
+        return tl.log2(x)
 
 
 @triton.jit
