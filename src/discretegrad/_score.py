@@ -27,6 +27,7 @@ from ._modes import compiling, transforming
 from ._row import Estimator
 from ._types import Call, Objective, Temperature, Vectorize
 from .families import Family, FamilyLike, Variables, get_family
+from .kernels.dispatch import fastest
 
 
 class Arguments(NamedTuple):
@@ -68,7 +69,7 @@ def pose(row: Estimator, arguments: Arguments) -> Problem:
     """Check the arguments of the score-function estimator ``row``."""
     logits, f, num_samples, family_like, given, mask, generator, vectorize, tau = arguments
     name = row.name
-    family = get_family(name, family_like)
+    family = fastest(name, logits, get_family(name, family_like))
     check_works_on(row, family)
     check_objective(name, f)
     check_vectorize(name, vectorize)

@@ -72,11 +72,17 @@ class Request(NamedTuple):
 def sample(rule: Rule, request: Request) -> Tensor:
     """Samples of the shape of the logits with the gradient of the rule."""
     if _uses_kernel(rule, request):
-        assert rule.kernel is not None
-        launch = getattr(samplers, str(get_family(rule.name, request.family).kernel))
-        launched: Tensor = launch(_call(rule, request), rule.kernel, request.given, request.seed)
-        return launched
-    draw = draw_for(rule, request)
+        family = get_family(rule.name, request.family)
+        if not family.steps_in_kernels:
+            assert rule.kernel is not None
+            launch = getattr(samplers, str(family.kernel))
+            launched: Tensor = launch(
+                _call(rule, request), rule.kernel, request.given, request.seed
+            )
+            return launched
+        draw = draw_for(rule, request, family=family.with_kernels())
+    else:
+        draw = draw_for(rule, request)
     family, variables, drawn, _ = draw
     vjp, saved = rule.formula(draw)
     attached = attach_sample(family.sample, vjp, variables.logits, drawn, *saved)
@@ -95,9 +101,14 @@ def index_form(rule: Rule, request: Request) -> tuple[Tensor, Handle]:
     return index.clone(), Handle(logits, index, vjp, logits.dtype, (draw.drawn, *saved))
 
 
-def draw_for(rule: Rule, request: Request, *, learnable_tau: bool = False) -> Draw:
-    """A new draw, or the one that the user gave, with the noise that the rule needs."""
-    family, call = get_family(rule.name, request.family), _call(rule, request)
+def draw_for(
+    rule: Rule, request: Request, *, learnable_tau: bool = False, family: Family | None = None
+) -> Draw:
+    """A new draw, or the one that the user gave, with the noise that the rule needs.
+
+    ``family`` may be given as another form of that of the request.
+    """
+    family, call = family or get_family(rule.name, request.family), _call(rule, request)
     if family.name not in FAMILIES:
         _check_works_on(rule.name, family)
     variables = family.prepare(call, learnable_tau=learnable_tau)
@@ -184,9 +195,11 @@ def _uses_kernel(rule: Rule, request: Request) -> bool:
 
 def _lacking(rule: Rule, request: Request) -> str:
     """What the call asks for and no kernel does."""
+    family = get_family(rule.name, request.family)
+    if family.steps_in_kernels:
+        return ""
     if rule.kernel is None:
         return f"the formula of {rule.name}"
-    family = get_family(rule.name, request.family)
     if family.kernel is None:
         return f"the family {family.name}"
     if request.noise is not None:

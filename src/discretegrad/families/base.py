@@ -48,11 +48,18 @@ class Family(ABC):
     """The distribution of the noise that perturbs logits, for messages."""
     kernel: ClassVar[str | None] = None
     """The function of ``kernels.samplers`` that draws it; None if no kernel does."""
+    steps_in_kernels: ClassVar[bool] = False
+    """Whether kernels make its draws and moments, without a kernel that does all in one: then
+    ``with_kernels`` is the family that calls them."""
 
     @property
     def fused(self) -> Mapping[str, Callable[..., Tensor]]:
         """Faster forms of an estimator's formula, by its name, with the formula's arguments."""
         return _NOTHING_FUSED
+
+    def with_kernels(self) -> "Family":
+        """The same distribution, with kernels for its draws and moments. It needs Triton."""
+        raise self._expected("with_kernels")
 
     # --- from a call to a draw
 

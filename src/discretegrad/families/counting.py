@@ -75,6 +75,22 @@ def inclusion_and_covariance(point: Tensor, k: int, g: Tensor) -> tuple[Inclusio
     return Inclusion(mean.reshape(shape), rest.reshape(shape)), product.reshape(shape)
 
 
+def residual(drawn: Tensor, parts: Inclusion) -> Tensor:
+    """Subsets minus their mean: the probability to be left out where an item is in, minus that to
+    be in where it is not."""
+    # exact for a weight of 0 or 1, and much faster than torch.where
+    return torch.lerp(-parts.mean, parts.rest, drawn.to(parts.mean.dtype))
+
+
+def second_order(point: Tensor, k: int, g: Tensor, drawn: Tensor, weight: float) -> Tensor:
+    """``weight`` times the covariance times ``g``, plus ``(g . r) r / 2`` with the residual r."""
+    # which feels no constant that is added to all g, as rounding does
+    g = g - row_sum(g * drawn) / k
+    parts, product = inclusion_and_covariance(point, k, g)
+    r = residual(drawn, parts)
+    return weight * product + row_sum(g * r) / 2 * r
+
+
 def draw(point: Tensor, k: int, uniform: Tensor) -> Tensor:
     """Subsets as booleans (draws, rows, n), from uniform numbers (draws, rows, n - 1)."""
     # of rows that no check has looked at, with NaN or too few items, any subset will do

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,32 @@ from . import counting
 from .axis import AlongAxis, constant
 from .base import Variables
 from .bernoulli import check_bit_values
+
+
+class Steps(Protocol):
+    """What the sums over subsets are asked for; see ``counting``."""
+
+    def below_last(self, natural: Tensor, k: int) -> Tensor:
+        """Natural parameters minus the k-th largest of their row."""
+
+    def balanced(self, natural: Tensor, k: int) -> Tensor:
+        """Log-odds of bits of which k are 1 on average."""
+
+    def inclusion(self, point: Tensor, k: int) -> counting.Inclusion:
+        """The probabilities of items."""
+
+    def inclusion_and_covariance(
+        self, point: Tensor, k: int, g: Tensor
+    ) -> tuple[counting.Inclusion, Tensor]:
+        """The same and the covariance times ``g``."""
+
+    def second_order(
+        self, point: Tensor, k: int, g: Tensor, drawn: Tensor, weight: float
+    ) -> Tensor:
+        """``weight`` times the covariance times ``g``, plus half of the second order."""
+
+    def draw(self, point: Tensor, k: int, uniform: Tensor) -> Tensor:
+        """Subsets from uniform numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +82,8 @@ class Subset(AlongAxis):
 
     k: int
     name = "subset"
+    steps_in_kernels = True
+    _steps: ClassVar[Steps] = counting
 
     def __post_init__(self) -> None:
         check_count("Subset", "k", self.k)
@@ -64,6 +92,12 @@ class Subset(AlongAxis):
     def fused(self) -> Mapping[str, Callable[..., Tensor]]:
         """See ``Family``."""
         return {"reinmax": partial(_reinmax, self)}
+
+    def with_kernels(self) -> "Subset":
+        """See ``Family``."""
+        from ..kernels.subset_family import KernelSubset
+
+        return KernelSubset(self.k)
 
     def check(self, call: Call, *, learnable_tau: bool = False) -> None:
         """See ``Family``: there are at least k items."""
@@ -110,7 +144,7 @@ class Subset(AlongAxis):
         shape = (*draws, *point.shape[:-1], point.shape[-1] - 1)
         place = uniform(shape, widest(point.device), call)
         place = place.reshape(count or 1, math.prod(point.shape[:-1]), shape[-1])
-        drawn = counting.draw(point.reshape(-1, point.shape[-1]), self.k, place)
+        drawn = self._steps.draw(point.reshape(-1, point.shape[-1]), self.k, place)
         return drawn.reshape(*draws, *point.shape)
 
     def accept(
@@ -136,23 +170,23 @@ class Subset(AlongAxis):
 
     def natural(self, variables: Variables) -> Tensor:
         """Logits minus the k-th largest of their row."""
-        return counting.below_last(constant(variables.logits, variables.point.dtype), self.k)
+        return self._steps.below_last(constant(variables.logits, variables.point.dtype), self.k)
 
     def point(self, natural: Tensor) -> Tensor:
         """Log-odds of bits of which k are 1 on average."""
-        return counting.balanced(natural, self.k)
+        return self._steps.balanced(natural, self.k)
 
     def mean(self, point: Tensor) -> Tensor:
         """The probability that an item is in the subset."""
-        return counting.inclusion(point, self.k).mean
+        return self._steps.inclusion(point, self.k).mean
 
     def covariance(self, point: Tensor, g: Tensor, *, centred: bool = False) -> Tensor:
         """See ``counting``."""
-        return counting.inclusion_and_covariance(point, self.k, g)[1]
+        return self._steps.inclusion_and_covariance(point, self.k, g)[1]
 
     def residual(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """The probability to be left out where the item is in, minus that to be in where not."""
-        return _residual(drawn, counting.inclusion(point, self.k))
+        """See ``counting``."""
+        return counting.residual(drawn, self._steps.inclusion(point, self.k))
 
     def centre(self, g: Tensor, drawn: Tensor) -> Tensor:
         """``g`` minus its mean over the drawn items."""
@@ -222,23 +256,14 @@ def _wide(logits: Tensor) -> Tensor:
     return logits.to(compute_dtype(logits.dtype))
 
 
-def _residual(drawn: Tensor, inclusion: counting.Inclusion) -> Tensor:
-    # exact for a weight of 0 or 1, and much faster than torch.where
-    return torch.lerp(-inclusion.mean, inclusion.rest, drawn.to(inclusion.mean.dtype))
-
-
 def _reinmax(
     family: Subset, g: Tensor, drawn: Tensor, point: Tensor, tempered: Tensor | None = None
 ) -> Tensor:
     """The gradient of ``reinmax`` with one pass for mean and covariance of a point."""
-    g = family.centre(g, drawn)
-    at = point if tempered is None else tempered
-    inclusion, covariance = counting.inclusion_and_covariance(at, family.k, g)
-    residual = _residual(drawn, inclusion)
-    second = family.dot(g, residual) * residual
+    second_order = family._steps.second_order
     if tempered is None:
-        return (covariance + second) / 2
-    return covariance + (second - family.covariance(point, g)) / 2
+        return second_order(point, family.k, g, drawn, 0.5)
+    return second_order(tempered, family.k, g, drawn, 1.0) - family.covariance(point, g) / 2
 
 
 class _LogProb(torch.autograd.Function):
@@ -277,4 +302,4 @@ class _LogProb(torch.autograd.Function):
 
 def _score(logits: Tensor, drawn: Tensor, k: int) -> Tensor:
     """The gradient of the log-probability, differentiable."""
-    return _residual(drawn, counting.inclusion(counting.balanced(logits, k), k))
+    return counting.residual(drawn, counting.inclusion(counting.balanced(logits, k), k))

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._checks import is_dense, is_word
 from .._modes import transforming
 from .._types import Backend
+from ..families import Family
 
 _BACKENDS = get_args(Backend)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,6 +21,12 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 class BackendUnavailable(ValueError):
     """The backend that was asked for cannot run this call; the message lists every reason."""
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether kernels run there at all."""
+    # torch 2.6 cannot compile is_cuda of a tensor in a backward
+    return _HAS_TRITON and (device.type == "cuda" or _INTERPRETED)
 
 
 def unsupported(logits: Tensor, lacking: str = "") -> list[str]:
@@ -60,3 +67,10 @@ def choose_backend(name: str, logits: Tensor, backend: Backend, lacking: str = "
             f'{name}: backend "triton" cannot run here: {"; ".join(reasons)}. Use backend="auto".'
         )
     return "triton"
+
+
+def fastest(name: str, logits: Tensor, family: Family) -> Family:
+    """The family for logits of an estimator that takes no backend: with kernels where they run."""
+    if not family.steps_in_kernels or choose_backend(name, logits, "auto") == "torch":
+        return family
+    return family.with_kernels()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._modes import batched, compiling
 from .._types import Method
-from . import bernoulli, categorical, gumbel_rao
+from . import bernoulli, categorical, gumbel_rao, subset
 from .formulas import FORMULAS
 from .layout import Bits, Drawn, Rows
 
@@ -49,6 +49,29 @@ def gradient_bits(
     if compiling() or batched(g):
         return _gradient_bits(*method, g, *bits, seed, value)  # type: ignore[no-any-return]
     return bernoulli.gradient(method, g, bits, seed, value)
+
+
+def balance_subsets(natural: Tensor, k: int, shifted: bool) -> Tensor:
+    """See ``subset.balance``."""
+    return (_balance_subsets if compiling() else subset.balance)(natural, k, shifted)
+
+
+def moments_of_subsets(point: Tensor, k: int, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``subset.moments``."""
+    return (_moments_of_subsets if compiling() else subset.moments)(point, k, g)
+
+
+def second_order_of_subsets(
+    point: Tensor, k: int, g: Tensor, drawn: Tensor, weight: float
+) -> Tensor:
+    """See ``subset.second_order``."""
+    run = _second_order_of_subsets if compiling() else subset.second_order
+    return run(point, k, g, drawn, weight)
+
+
+def draw_subsets(point: Tensor, k: int, uniform: Tensor) -> Tensor:
+    """See ``subset.draw``."""
+    return (_draw_subsets if compiling() else subset.draw)(point, k, uniform)
 
 
 # the registered operators: the same with one argument for each part of the tuples
@@ -106,6 +129,28 @@ def _gradient_bits(
     return bernoulli.gradient(Method(name, option, num_draws), g, bits, seed, value)
 
 
+@torch.library.custom_op("discretegrad::balance_subsets", mutates_args=())
+def _balance_subsets(natural: Tensor, k: int, shifted: bool) -> Tensor:
+    return subset.balance(natural, k, shifted)
+
+
+@torch.library.custom_op("discretegrad::moments_of_subsets", mutates_args=())
+def _moments_of_subsets(point: Tensor, k: int, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return subset.moments(point, k, g)
+
+
+@torch.library.custom_op("discretegrad::second_order_of_subsets", mutates_args=())
+def _second_order_of_subsets(
+    point: Tensor, k: int, g: Tensor, drawn: Tensor, weight: float
+) -> Tensor:
+    return subset.second_order(point, k, g, drawn, weight)
+
+
+@torch.library.custom_op("discretegrad::draw_subsets", mutates_args=())
+def _draw_subsets(point: Tensor, k: int, uniform: Tensor) -> Tensor:
+    return subset.draw(point, k, uniform)
+
+
 @_draw.register_fake
 def _(
     logits: Tensor, dim: int, mask: Tensor | None, source: Tensor, given: bool, dense: bool
@@ -127,3 +172,20 @@ def _(name: str, option: float, num_draws: int, g: Tensor, logits: Tensor, *rest
 @_draw_bits.register_fake
 def _(logits: Tensor, mask: Tensor | None, seed: Tensor) -> Tensor:
     return logits.new_empty(logits.shape)
+
+
+@_balance_subsets.register_fake
+@_second_order_of_subsets.register_fake
+def _(point: Tensor, *rest: Any) -> Tensor:
+    return point.new_empty(point.shape)
+
+
+@_moments_of_subsets.register_fake
+def _(point: Tensor, k: int, g: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    product = point.new_empty(0 if g is None else point.shape)
+    return point.new_empty(point.shape), point.new_empty(point.shape), product
+
+
+@_draw_subsets.register_fake
+def _(point: Tensor, k: int, uniform: Tensor) -> Tensor:
+    return point.new_empty((uniform.shape[0], *point.shape), dtype=torch.bool)
