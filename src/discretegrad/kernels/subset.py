@@ -1,6 +1,6 @@
 """Log-odds, moments and draws of subsets with the kernels: the host's side.
 
-Each function is one launch. Tensors are float32 and contiguous, with the items of a row last.
+Each function is one launch. Tensors are float32, with the items of a row last.
 """
 
 from functools import lru_cache
@@ -57,6 +57,7 @@ def _warps(n: int) -> int:
 
 def balance(natural: Tensor, k: int, shifted: bool) -> Tensor:
     """Numbers (rows, n) minus the k-th largest of their row; ``shifted`` such that k bits are 1."""
+    natural = natural.contiguous()
     point = torch.empty_like(natural)
     plan = _balance_plan(*natural.shape, k, shifted, natural.device)
     launch(plan, [natural, point])
@@ -78,6 +79,8 @@ def moments(point: Tensor, k: int, g: Tensor | None) -> tuple[Tensor, Tensor, Te
         k: The size of a subset.
         g: The same shape; without it the product is empty.
     """
+    point = point.contiguous()
+    g = None if g is None else g.contiguous()
     mean, rest = torch.empty_like(point), torch.empty_like(point)
     product = mean.new_empty(0) if g is None else torch.empty_like(point)
     plan, room = _moments_plan(*point.shape, k, 0 if g is None else 1, point.device)
@@ -96,6 +99,7 @@ def second_order(point: Tensor, k: int, g: Tensor, drawn: Tensor, weight: float)
         drawn: The same shape, booleans.
         weight: Of the first order.
     """
+    point, g, drawn = point.contiguous(), g.contiguous(), drawn.contiguous()
     residual, product = torch.empty_like(point), torch.empty_like(point)
     plan, room = _moments_plan(*point.shape, k, 2, point.device)
     scratch = torch.empty(room, dtype=torch.float32, device=point.device)
@@ -124,6 +128,7 @@ def draw(point: Tensor, k: int, uniform: Tensor) -> Tensor:
         k: The size of a subset.
         uniform: float64 numbers, (draws, rows, n - 1).
     """
+    point, uniform = point.contiguous(), uniform.contiguous()
     rows, n = point.shape
     draws, device = uniform.shape[0], point.device
     drawn = torch.empty(draws, rows, n, dtype=torch.bool, device=device)

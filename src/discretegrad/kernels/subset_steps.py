@@ -74,4 +74,4 @@ def _fits(x: Tensor) -> bool:
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    return x.reshape(-1, x.shape[-1])
