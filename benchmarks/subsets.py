@@ -3,7 +3,8 @@
 Forward plus backward in float32. torch.topk draws nothing and has no gradient: it is the least that
 a choice of k items costs. The Gumbel top-k draws without replacement, another distribution, and
 takes the gradient of a softmax. Before it is timed, a sampler must give k ones in every row and the
-gradient of float64. On a GPU the samplers run in plain torch operations: there is no kernel.
+gradient of float64. On a GPU each sampler runs with its kernels and, in the same rounds, in plain
+torch operations.
 
 examples:
   python benchmarks/subsets.py                  the full run, about a minute on two cores
@@ -26,6 +27,7 @@ import discretegrad
 
 TOPK, GUMBEL = "torch topk", "Gumbel top-k"
 OURS = ("straight_through", "reinmax")
+IN_TORCH = '{} backend="torch"'
 # rows x items, k
 SHAPES = {
     "400x32, k=4": (400, 32, 4),
@@ -66,9 +68,9 @@ def works(logits: Tensor, cotangent: Tensor, k: int) -> Iterator[Work]:
     def backward(sample: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(sample, logits, cotangent)
 
-    def gate(name: str) -> list[str]:
+    def gate(name: str, backend: str) -> list[str]:
         function = partial(discretegrad.get(name).function, family=family)
-        sample = function(logits)
+        sample = function(logits, backend=backend)
         if not ((sample == 1).sum(-1) == k).all() or not ((sample == 0) | (sample == 1)).all():
             return [f"its sample has not {k} ones in every row"]
         wide = logits.detach().double().requires_grad_()
@@ -79,9 +81,13 @@ def works(logits: Tensor, cotangent: Tensor, k: int) -> Iterator[Work]:
     against = {"time_ratio": TOPK}
     yield Work(TOPK, lambda: k_hot(logits.detach(), k), ours=False, against=against)
     yield Work(GUMBEL, lambda: gumbel_top_k(logits, k), backward, ours=False, against=against)
-    for name in OURS:
-        sample = partial(discretegrad.get(name).function, logits, family=family)
-        yield Work(name, sample, backward, partial(gate, name), against=against)
+    # on a CPU there is one backend
+    for backend in ("auto", "torch") if logits.is_cuda else ("auto",):
+        for name in OURS:
+            function = discretegrad.get(name).function
+            sample = partial(function, logits, family=family, backend=backend)
+            provider = name if backend == "auto" else IN_TORCH.format(name)
+            yield Work(provider, sample, backward, partial(gate, name, backend), against=against)
 
 
 def cases(setup: Setup) -> Iterator[Case]:

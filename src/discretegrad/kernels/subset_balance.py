@@ -22,10 +22,9 @@ _HIGHEST_KEY = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _ordered(x):
-    """Integers that are ordered as float32 numbers are, with NaN above all."""
+    """Integers that are ordered as float32 numbers are. A row with NaN is bad wherever it is."""
     key = x.to(tl.int32, bitcast=True)
-    key = key ^ ((key >> 31) & _HIGHEST_KEY)
-    return tl.where(x != x, _HIGHEST_KEY, key)
+    return key ^ ((key >> 31) & _HIGHEST_KEY)
 
 
 @triton.jit
