@@ -147,14 +147,14 @@ def test_a_program_takes_several_rows_and_draws(sizes, launches):
     results = []
     for scratch, programs in ((2**27, 1024), (4 * (shape.size + 2 * shape.widest), 1), (1, 6)):
         sizes(SCRATCH=scratch, PROGRAMS=programs)
-        ours, theirs = draws_of(logits, 4, 3)
+        ours, theirs = draws_of(logits, 4, 5)
         assert torch.equal(ours, theirs)
         point = counting.balanced(logits, 4)
         results.append((ours, subset_steps.inclusion_and_covariance(point, 4, g)[1]))
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
     assert launches == [
-        ("_draw_kernel", 9),
+        ("_draw_kernel", 15),
         ("_moments_kernel", 3),
         ("_draw_kernel", 3),
         ("_moments_kernel", 2),
