@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .._types import Method
-from .categorical_draw import _draw_kernel
+from .categorical_draw import _draw_kernel, _pieces_kernel
 from .categorical_gradient import _gradient_kernel
-from .formulas import terms
+from .formulas import FORMULAS, terms
 from .launch import Plan, launch, power_of_two
 from .layout import Drawn, Place, Rows, contiguous, layout, new_like, place
 
@@ -26,6 +26,16 @@ LONG_DRAW = 1024
 LONG_GRADIENT = 8192
 # lanes that a draw picks together
 GROUP = 32
+# at most this many of those, of at most so many pieces, are cut into pieces of these sizes
+FEW_ROWS = 512
+MOST_PIECES = 1024
+PIECE_DRAW = 2048
+PIECE_GRADIENT = 4096
+# from this many rows of at most this many categories on, each thread has rows to itself, and a
+# program has so many
+MANY_ROWS = 2**14
+SHORTEST = 16
+THREAD_ROWS = 128
 
 
 class Tiles(NamedTuple):
@@ -39,6 +49,30 @@ class Tiles(NamedTuple):
     warps: int
     registers: int | None = None
     """The most of a thread."""
+    per_thread: int = 0
+    """The categories of a row, if a thread has rows to itself."""
+    pieces: int = 0
+    """Programs that share a row of several blocks, one block each."""
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """What a kernel is compiled for."""
+        pieces = power_of_two(self.pieces) if self.pieces else 0
+        return self.per_thread, pieces, self.rows, self.block
+
+    def programs(self, rows: int) -> int:
+        """How many there are."""
+        return -(-rows // self.rows) * max(1, self.pieces)
+
+
+def whole_tiles(rows: int, n: int, usual: Tiles, piece: int) -> Tiles:
+    """Those of many short rows, of a few long rows, and else the usual ones."""
+    if n <= SHORTEST and rows >= MANY_ROWS:
+        warps = max(1, THREAD_ROWS // 32)
+        return Tiles(True, THREAD_ROWS, usual.block, warps, per_thread=n)
+    if not usual.one_block and rows <= FEW_ROWS and n <= MOST_PIECES * piece:
+        return Tiles(True, 1, piece, max(1, piece // 512), pieces=-(-n // piece))
+    return usual
 
 
 # programs of this many numbers, or of fewer where there would be too few programs
@@ -86,37 +120,53 @@ def draw(rows: Rows, source: Tensor, given: bool, dense: bool) -> tuple[Tensor |
         dense: Whether to write the one-hot.
     """
     logits, mask = rows.logits, rows.mask
-    plan, count, zeroed = draw_plan(place(rows), given, dense)
+    plan = draw_plan(place(rows), given, dense)
     device = logits.device
     sample = new_like(logits) if dense else None
-    if zeroed and sample is not None:
+    if plan.zeroed and sample is not None:
         sample.zero_()
-    index = source if given else torch.empty(count, dtype=torch.int64, device=device)
-    statistics = torch.empty(2, count, dtype=torch.float32, device=device)
-    launch(
-        plan,
-        [
-            logits,
-            logits if mask is None else mask,
-            logits if sample is None else sample,
-            source,
-            index,
-            statistics,
-        ],
-    )
-    return sample, Drawn(index, statistics)
+    index = source if given else torch.empty(plan.rows, dtype=torch.int64, device=device)
+    statistics = torch.empty(plan.kept, plan.rows, dtype=torch.float32, device=device)
+    tensors = [logits, logits if mask is None else mask, logits if sample is None else sample]
+    if plan.pieces is not None:
+        launch(plan.pieces, [*tensors, statistics])
+    launch(plan.draw, [*tensors, source, index, statistics])
+    return sample, Drawn(index, statistics if plan.pieces is None else statistics[:2])
+
+
+class DrawPlan(NamedTuple):
+    """How to draw."""
+
+    draw: Plan
+    rows: int
+    zeroed: bool
+    """Whether the one-hot must be all zeros before."""
+    pieces: Plan | None = None
+    """What comes before, if rows are cut into pieces."""
+    kept: int = 2
+    """Numbers of a row, of which the first two are its statistics."""
 
 
 @lru_cache(maxsize=4096)
-def draw_plan(where: Place, given: bool, dense: bool) -> tuple[Plan, int, bool]:
-    """The plan, the number of rows, and whether the one-hot must be all zeros before."""
+def draw_plan(where: Place, given: bool, dense: bool) -> DrawPlan:
+    """The plan for a draw."""
     shape, dim, logits, mask, *_ = where
     strides = (logits, mask or logits, contiguous(shape) if dense else logits)
     n = shape[dim]
     rows = math.prod(shape) // n
-    tile = draw_tiles(rows, n, LONGEST_DRAW, LONG_DRAW)
+    usual = draw_tiles(rows, n, LONGEST_DRAW, LONG_DRAW)
+    tile = whole_tiles(rows, n, usual, PIECE_DRAW)
     flags = (mask is not None, given, dense, 0)
-    return _plan_draw(shape, dim, strides, flags, 0, tile), rows, not tile.one_block
+    draw = _plan_draw(shape, dim, strides, flags, 0, tile)
+    if not tile.pieces:
+        return DrawPlan(draw, rows, not tile.one_block)
+    rows, n, inner, copied, places = layout(shape, dim, strides)
+    constants = (
+        rows, n, inner, *places[0], *places[1], *places[2], inner != rows, mask is not None, dense,
+        tile.block,
+    )  # fmt: skip
+    pieces = Plan(_pieces_kernel, tile.programs(rows), tile.warps, constants, copied)
+    return DrawPlan(draw, rows, False, pieces, 2 + 2 * tile.pieces)
 
 
 def draw_part(logits: Tensor, first_column: int, seed: Tensor, drawn: Drawn) -> None:
@@ -151,11 +201,11 @@ def _plan_draw(
     tile: Tiles,
 ) -> Plan:
     rows, n, inner, copied, places = layout(shape, dim, strides)
-    blocks = power_of_two(-(-n // tile.block))
+    blocks = 1 if tile.pieces else power_of_two(-(-n // tile.block))
     grouped = GROUP if tile.block > 2 * GROUP or blocks > 1 else 1
     constants = (
         rows, n, first_column, inner, *places[0], *places[1], *places[2], inner != rows, *flags,
-        tile.rows, tile.block, blocks, grouped,
+        *tile.constants, blocks, grouped,
     )  # fmt: skip
     return Plan(_draw_kernel, -(-rows // tile.rows), tile.warps, constants, copied, tile.registers)
 
@@ -177,35 +227,63 @@ def gradient(
     # others might be copied to fit the layout
     in_place = in_place and g.is_contiguous() and g.dtype == logits.dtype
     result = g if in_place else new_like(logits)
-    plan = gradient_plan(place(rows), (g.stride(), g.dtype), method.name, rows.tempered)
+    at_sample = (g.stride(), g.dtype, in_place)
+    plan = gradient_plan(place(rows), at_sample, method.name, rows.tempered)
     index, statistics = drawn
+    at_draws = sums = statistics
+    if plan.sums is not None:
+        memory = torch.empty(plan.scratch, dtype=torch.float32, device=logits.device)
+        sums, at_draws = memory, memory[-index.numel() :]
     tensors = [
         logits,
         logits if mask is None else mask,
         g,
         logits if tau_rows is None else tau_rows,
         result,
-        statistics,
+        at_draws,
         index,
         statistics,
         index if seed is None else seed,
-        statistics,
+        sums,
     ]
-    launch(plan, tensors, (tau, method.option))
+    if plan.sums is not None:
+        launch(plan.sums, tensors, (tau, method.option))
+    launch(plan.write, tensors, (tau, method.option))
     return result
+
+
+class GradientPlan(NamedTuple):
+    """How to compute a gradient."""
+
+    write: Plan
+    sums: Plan | None = None
+    """What comes before, if rows are cut into pieces."""
+    scratch: int = 0
+    """Numbers that both need: eight sums of each piece, then the gradient at each draw."""
 
 
 @lru_cache(maxsize=4096)
 def gradient_plan(
-    where: Place, g: tuple[tuple[int, ...], torch.dtype], name: str, tempered: bool
-) -> Plan:
-    """The plan for a gradient at the sample of these strides and this dtype."""
-    shape, dim, logits, mask, tau, *_ = where
-    strides = (logits, mask or logits, g[0], tau or logits, contiguous(shape))
-    flags = (mask is not None, tau is not None, 0, *terms(name, tempered))
+    where: Place, at_sample: tuple[tuple[int, ...], torch.dtype, bool], name: str, tempered: bool
+) -> GradientPlan:
+    """The plan for a gradient at the sample of these strides and this dtype, perhaps in place."""
+    shape, dim, logits, mask, tau, dtype, _ = where
+    strides = (logits, mask or logits, at_sample[0], tau or logits, contiguous(shape))
     n = shape[dim]
-    tile = gradient_tiles(math.prod(shape) // n, n, LONGEST_GRADIENT, LONG_GRADIENT)
-    return _plan_gradient(shape, dim, strides, flags, 0, tile)
+    rows = math.prod(shape) // n
+    usual = gradient_tiles(rows, n, LONGEST_GRADIENT, LONG_GRADIENT)
+    tile = whole_tiles(rows, n, usual, PIECE_GRADIENT)
+    # noise costs more to make twice than to write and to read
+    passes = 2 if tile.pieces or not tile.one_block else 1
+    stores = FORMULAS[name].noise and passes == 2 and dtype == torch.float32 and not at_sample[2]
+
+    def plan(part: int) -> Plan:
+        flags = (mask is not None, tau is not None, part, *terms(name, tempered), stores)
+        return _plan_gradient(shape, dim, strides, flags, 0, tile)
+
+    if not tile.pieces:
+        return GradientPlan(plan(0))
+    return GradientPlan(plan(2), plan(1), (8 * tile.pieces + 1) * rows)
 
 
 class LongRows(NamedTuple):
@@ -259,7 +337,7 @@ def _gradient_part_plan(
     device: torch.device,
 ) -> Plan:
     name, tempered, part, first_column = key
-    flags = (False, False, part, *terms(name, tempered))
+    flags = (False, False, part, *terms(name, tempered), False)
     # what a part needs is in memory between its two passes: it is never one block
     tile = gradient_tiles(*shape, 0, LONG_GRADIENT)
     return _plan_gradient(shape, 1, (contiguous(shape),) * 5, flags, first_column, tile)
@@ -276,8 +354,8 @@ def _plan_gradient(
     rows, n, inner, copied, places = layout(shape, dim, strides)
     constants = (
         rows, n, first_column, inner, *places[0], *places[1], *places[2], *places[3][:2],
-        *places[4], inner != rows, *flags, tile.one_block, tile.rows, tile.block,
+        *places[4], inner != rows, *flags, tile.one_block, *tile.constants,
     )  # fmt: skip
     return Plan(
-        _gradient_kernel, -(-rows // tile.rows), tile.warps, constants, copied, tile.registers
+        _gradient_kernel, tile.programs(rows), tile.warps, constants, copied, tile.registers
     )

@@ -62,19 +62,20 @@ def learn(call: Call, method: Method) -> Known | None:
         return None
     rows = Rows(logits, dim, None, tau)
     where = place(rows)
-    draw, count, is_zeroed = categorical.draw_plan(where, False, True)
-    if is_zeroed:
+    drawing = categorical.draw_plan(where, False, True)
+    if drawing.zeroed or drawing.pieces is not None:
         return None
-    gradient = None
+    gradient, count = None, drawing.rows
     if not FORMULAS[method.name].many_draws:
-        at_sample = (contiguous(logits.shape), logits.dtype)
-        gradient = categorical.gradient_plan(where, at_sample, method.name, rows.tempered)
+        at_sample = (contiguous(logits.shape), logits.dtype, False)
+        plan = categorical.gradient_plan(where, at_sample, method.name, rows.tempered)
+        gradient = plan.write if plan.sums is None else None
     known = Known(
         method,
         FORMULAS[method.name].noise,
         dim,
         (tau, method.option),
-        draw,
+        drawing.draw,
         gradient,
         rows=count,
         even=count + count % 2,

@@ -26,14 +26,78 @@ def row_offset(row, inner, outer_stride, inner_stride, SPLIT: tl.constexpr):
         return row * inner_stride
 
 
+# columns of some rows, ``STEP`` apart from ``FIRST`` on; a function for each number of them, as in
+# earlier versions of Triton none may call itself
+
+
 @triton.jit
-def load_logits(logits, mask, column, inside, logits_column, mask_column, HAS_MASK: tl.constexpr,
-                 EVICT: tl.constexpr):  # fmt: skip
+def _one(pointer, stride, in_rows, other, N: tl.constexpr, FIRST: tl.constexpr):
+    pointer += tl.full((), FIRST, tl.int64) * stride
+    return tl.load(pointer, mask=in_rows & (FIRST < N), other=other)
+
+
+@triton.jit
+def _two(pointer, stride, in_rows, other, N: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr):
+    a = _one(pointer, stride, in_rows, other, N, FIRST)
+    b = _one(pointer, stride, in_rows, other, N, FIRST + STEP)
+    return tl.join(a, b)
+
+
+@triton.jit
+def _four(pointer, stride, in_rows, other, N: tl.constexpr, FIRST: tl.constexpr,
+          STEP: tl.constexpr):  # fmt: skip
+    a = _two(pointer, stride, in_rows, other, N, FIRST, 2 * STEP)
+    b = _two(pointer, stride, in_rows, other, N, FIRST + STEP, 2 * STEP)
+    return tl.reshape(tl.join(a, b), (a.shape[0], 4))
+
+
+@triton.jit
+def _eight(pointer, stride, in_rows, other, N: tl.constexpr, FIRST: tl.constexpr,
+           STEP: tl.constexpr):  # fmt: skip
+    a = _four(pointer, stride, in_rows, other, N, FIRST, 2 * STEP)
+    b = _four(pointer, stride, in_rows, other, N, FIRST + STEP, 2 * STEP)
+    return tl.reshape(tl.join(a, b), (a.shape[0], 8))
+
+
+@triton.jit
+def _sixteen(pointer, stride, in_rows, other, N: tl.constexpr):
+    a = _eight(pointer, stride, in_rows, other, N, 0, 2)
+    b = _eight(pointer, stride, in_rows, other, N, 1, 2)
+    return tl.reshape(tl.join(a, b), (a.shape[0], 16))
+
+
+@triton.jit
+def load(pointer, column, n, in_rows, stride, other, PER_THREAD: tl.constexpr,
+         EVICT: tl.constexpr):  # fmt: skip
+    """Some columns of the rows that begin at the pointers; ``other`` from n on.
+
+    ``PER_THREAD`` is the n of rows that a thread is to have to itself, else 0; then ``column`` is
+    all of 4, 8 or 16. A thread loads one column of its row after the other. So sums over the row
+    need no other thread, and what a warp loads is still one stretch of memory, which the cache
+    holds meanwhile.
+    """
+    if PER_THREAD:
+        pointer = tl.reshape(pointer, (pointer.shape[0],))
+        in_rows = tl.reshape(in_rows, (in_rows.shape[0],))
+        if column.shape[1] == 4:
+            return _four(pointer, stride, in_rows, other, PER_THREAD, 0, 1)
+        elif column.shape[1] == 8:
+            return _eight(pointer, stride, in_rows, other, PER_THREAD, 0, 1)
+        else:
+            return _sixteen(pointer, stride, in_rows, other, PER_THREAD)
+    else:
+        inside = in_rows & (column < n)
+        return tl.load(pointer + column.to(tl.int64) * stride, mask=inside, other=other,
+                       eviction_policy=EVICT)  # fmt: skip
+
+
+@triton.jit
+def load_logits(logits, mask, column, n, in_rows, logits_column, mask_column,
+                HAS_MASK: tl.constexpr, PER_THREAD: tl.constexpr, EVICT: tl.constexpr):  # fmt: skip
     """Logits in float32, -inf where a category is excluded or past the end."""
-    x = tl.load(logits + column.to(tl.int64) * logits_column, mask=inside, other=-float("inf"),
-                eviction_policy=EVICT)  # fmt: skip
+    x = load(logits, column, n, in_rows, logits_column, -float("inf"), PER_THREAD, EVICT)
     x = x.to(tl.float32)
     if HAS_MASK:
-        allowed = tl.load(mask + column.to(tl.int64) * mask_column, mask=inside, other=0)
+        allowed = load(mask, column, n, in_rows, mask_column, 0, PER_THREAD, NORMAL)
         x = tl.where(allowed != 0, x, -float("inf"))
     return x
