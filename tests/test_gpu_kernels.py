@@ -117,11 +117,39 @@ def test_every_length(n, poison):
     check_case(REINMAX, *inputs(5, n))
 
 
+# around what has a form of its own: many short rows, of which a thread has some to itself, and long
+# rows that are too many to be cut into pieces
+NUMBERS = [(20_001, n) for n in (1, 2, 3, 7, 10, 15, 16, 17)]
+NUMBERS += [(2**14 - 1, 10), (2**14, 10), (512, 9000), (513, 9000)]
+
+
+@pytest.mark.parametrize("shape", NUMBERS, ids=str)
+@each([REINMAX, BY_METHOD["categorical", "gumbel_softmax"]])
+def test_every_form(case, shape, poison):
+    check_case(case, *inputs(*shape))
+    check_case(case, *inputs(*shape), tau_of(shape[0], 1), mask=mask_of(*shape))
+
+
+@pytest.mark.parametrize("shape", [(20_001, 10), (5, 20_001), (520, 9001)], ids=str)
+def test_every_form_gives_the_same_again(shape):
+    """Bit by bit, whatever the order of the programs."""
+    logits, g = inputs(*shape)
+    for case in CATEGORICAL:
+        leaf, results = logits.requires_grad_(), []
+        for _ in range(3):
+            z = case.sample(leaf, 0.7, generator=seeded(1, DEVICE))
+            results.append((z.detach(), torch.autograd.grad(z, leaf, g)[0]))
+        for again in results[1:]:
+            assert torch.equal(again[0], results[0][0])
+            assert torch.equal(again[1], results[0][1])
+
+
 @each(CASES)
 def test_every_sampler(case, poison):
     check_case(case, *inputs(37, 100), tau_of(37, 1), mask=mask_of(37, 100), given=True)
     if case.categorical:
         check_case(case, *inputs(5, 20_000))
+        check_case(case, *inputs(20_001, 10), 0.7, given=True)
 
 
 @each(BLENDS)
@@ -130,7 +158,7 @@ def test_a_blend_ends_in_straight_through_and_reinmax(case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("shape", [(37, 100), (5, 20_000)], ids=["short", "long"])
+@pytest.mark.parametrize("shape", [(37, 100), (5, 20_000), (20_001, 10)], ids=str)
 def test_low_precisions(dtype, shape, poison):
     check_case(REINMAX, *inputs(*shape, dtype=dtype))
     check_case(BITS, *inputs(*shape, dtype=dtype))
@@ -578,6 +606,18 @@ def test_frequencies(n, rows):
     assert stats.binomtest(int(counts[rare]), rows, probs[rare].item()).pvalue > LEVEL
 
 
+def test_frequencies_of_a_few_long_rows():
+    """Which are cut into pieces: the same as above, in many calls."""
+    n, rows, calls = 5000, 512, 2000
+    logits = 2 * normal(n, seed=4, device=DEVICE)
+    logits[n // 3] = -math.inf
+    counts = torch.zeros(n, dtype=torch.int64, device=DEVICE)
+    for seed in range(calls):
+        counts += torch.bincount(draws(logits, rows, seed), minlength=n)
+    assert counts[n // 3] == 0
+    assert chi_square(counts, logits.double().softmax(-1)) > LEVEL
+
+
 def test_draws_are_independent():
     probs = torch.tensor([0.3, 0.05, 0.25, 0.1, 0.3], device=DEVICE)
     index, other = draws(probs.log(), 10**7), draws(probs.log(), 10**7, 2)
@@ -623,7 +663,7 @@ SANITIZED = """
 import torch, discretegrad as dg
 from discretegrad.linear_select import tiles
 torch.manual_seed(0)
-for shape in ((5, 7), (2, 2100), (2, 9000)):
+for shape in ((5, 7), (2, 2100), (2, 9000), (513, 9000), (20001, 7)):
     logits = torch.randn(*shape, device="cuda", requires_grad=True)
     mask, tau = torch.rand(*shape, device="cuda") < 0.9, torch.rand(shape[0], 1, device="cuda") + 1
     mask[:, 0] = True

@@ -70,8 +70,9 @@ BITS = BY_METHOD["bernoulli", "reinmax"]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 HOSTS = (categorical, gumbel_rao, bits)
-# the longest row that is one block, the size of a block of a longer one, lanes picked together
-ONE_BLOCK, BLOCK, GROUP = 16, 16, 4
+# the longest row that is one block, the size of a block of a longer one, that of a piece, and lanes
+# picked together
+ONE_BLOCK, BLOCK, PIECE, GROUP = 16, 16, 8, 4
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +107,16 @@ def tiles(monkeypatch):
     forget_plans()
 
 
-@pytest.fixture
-def small_blocks(tiles):
-    """Blocks so small that all branches run on rows of some dozen categories."""
+@pytest.fixture(params=["whole", "in pieces"])
+def small_blocks(request, tiles):
+    """Blocks so small that all branches run on rows of some dozen categories.
+
+    A long row is read by one program, block after block, or by several, a piece each.
+    """
+    in_pieces = request.param == "in pieces"
+    tiles(categorical, "FEW_ROWS", 512 if in_pieces else 0)
+    for name in ("PIECE_DRAW", "PIECE_GRADIENT"):
+        tiles(categorical, name, PIECE)
     for name in ("LONGEST_DRAW", "LONGEST_GRADIENT"):
         tiles(categorical, name, ONE_BLOCK)
     for name in ("LONG_DRAW", "LONG_GRADIENT"):
@@ -118,6 +126,16 @@ def small_blocks(tiles):
     tiles(gumbel_rao, "LONG_BLOCK", BLOCK)
     tiles(bits, "BLOCK", 16)
     tiles(bits, "DRAWS_BLOCK", 8)
+    return in_pieces
+
+
+@pytest.fixture(params=["threads share rows", "rows of a thread"])
+def short_rows(request, tiles):
+    """Short rows in both forms, at any number of them: whether a thread has them to itself."""
+    per_thread = request.param == "rows of a thread"
+    tiles(categorical, "MANY_ROWS", 1 if per_thread else 2**60)
+    tiles(categorical, "THREAD_ROWS", 8)
+    return per_thread
 
 
 @pytest.fixture
@@ -169,14 +187,14 @@ each_tau = pytest.mark.parametrize("tau", TAUS.values(), ids=TAUS)
 @each(CASES)
 @each_tau
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_sample_and_gradient(case, tau, masked):
+def test_sample_and_gradient(case, tau, masked, short_rows):
     mask = allowed_some(3, 2, 7) if masked else None
     check_case(case, *inputs(3, 2, 7), tau, mask=mask, given=True)
 
 
 @each(CASES)
 @each_dtype()
-def test_every_dtype(case, dtype):
+def test_every_dtype(case, dtype, short_rows):
     logits, g = inputs(5, 9, dtype=dtype)
     check_case(case, logits, g, given=True)
     check_case(case, logits, g, temperatures(5, 1), mask=allowed_some(5, 9))
@@ -187,8 +205,13 @@ def test_every_dtype(case, dtype):
 def test_rows_of_several_blocks(case, plain, small_blocks, launches):
     tau, mask = (1.0, None) if plain else (temperatures(2, 1), allowed_some(2, 37))
     check_case(case, *inputs(2, 37), tau, mask=mask, given=plain)
-    blocks = [launch.constants for launch in launches]
-    assert all(c.get("BLOCKS", 2) > 1 and not c.get("ONE_BLOCK", False) for c in blocks)
+    for constants, programs in launches:
+        if small_blocks and "PIECES" in constants:
+            assert constants["PIECES"] == 8
+            assert programs == (2 if "BLOCKS" in constants else 10)
+        elif "SUMS_OWN" in constants or not small_blocks:
+            assert constants.get("BLOCKS", 2) > 1
+            assert not constants.get("ONE_BLOCK", False)
 
 
 # a sampler for each way of walking over a row
@@ -215,9 +238,44 @@ def test_lengths_around_every_boundary(case, n, small_blocks):
 
 @each(WALKS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 16, 17])
-def test_numbers_of_rows_around_every_boundary(case, rows, launches):
+def test_numbers_of_rows_around_every_boundary(case, rows, short_rows, launches):
     check_case(case, *inputs(rows, 12))
     assert launches[0].programs == -(-rows // 8)
+    assert launches[0].constants["PER_THREAD"] == (12 if short_rows else 0)
+
+
+@each([case for case in CATEGORICAL if case.method != "gumbel_rao"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 10, 15, 16, 17])
+def test_lengths_of_rows_of_a_thread(case, n, tiles, launches):
+    """With 17 categories threads share the rows; a program is not full."""
+    tiles(categorical, "MANY_ROWS", 1)
+    check_case(case, *inputs(5, n), 0.6, mask=allowed_some(5, n))
+    assert {c["PER_THREAD"] for c, _ in launches} == {n if n < 17 else 0}
+
+
+@pytest.mark.parametrize("n", [3, 10, 16])
+def test_the_form_of_short_rows_does_not_change_a_draw(n, tiles):
+    draws = []
+    for many in (1, 2**60):
+        tiles(categorical, "MANY_ROWS", many)
+        drawn = categorical.draw(Rows(inputs(50, n)[0]), seed_of(1), given=False, dense=False)[1]
+        draws.append(drawn.categories)
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("n", [10, 4097, 40_000])
+def test_which_rows_have_a_form_of_their_own(n, monkeypatch):
+    """Many short ones and a few long ones, and never more pieces than a program can look at."""
+    usual = categorical.gradient_tiles(1, n, 8192, 8192)
+    few, many = categorical.FEW_ROWS, categorical.MANY_ROWS
+    forms = {
+        rows: categorical.whole_tiles(rows, n, usual, 4096)
+        for rows in (1, few, few + 1, many - 1, many)
+    }
+    assert [t.per_thread for t in forms.values()] == [0, 0, 0, 0, n if n == 10 else 0]
+    assert [t.pieces for t in forms.values()] == ([10, 10] if n == 40_000 else [0, 0]) + [0] * 3
+    monkeypatch.setattr(categorical, "MOST_PIECES", 9)
+    assert categorical.whole_tiles(1, n, usual, 4096) == usual
 
 
 @pytest.mark.parametrize("n", [64, 65, 1023, 1025, 2047, 2048, 2049, 4097, 8191, 8192, 8193])
@@ -284,7 +342,7 @@ STRIDES = ["transposed", "steps", "expanded", "a single number", "surrounded"]
     ],
     ids=str,
 )
-def test_any_strides_and_any_axis(case, kind, dim):
+def test_any_strides_and_any_axis(case, kind, dim, short_rows):
     check_case(case, *strided(kind), 0.8, dim=dim)
 
 
@@ -307,13 +365,13 @@ EACH_BIT = [*EACH_ROW, (4, 1, 5), (4, 3, 5)]
     ],
     ids=str,
 )
-def test_broadcast_temperatures(case, shape):
+def test_broadcast_temperatures(case, shape, short_rows):
     check_case(case, *inputs(4, 3, 5), temperatures(*shape))
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 5), (1, 3, 5), (5,), (3, 5), (4, 3, 5), (4, 3, 1)])
 @each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])
-def test_broadcast_masks(case, shape):
+def test_broadcast_masks(case, shape, short_rows):
     mask = allowed_some(*shape)
     if case.categorical and shape[-1] == 1:
         mask = torch.ones(shape, dtype=torch.bool)
@@ -436,7 +494,7 @@ def test_in_place(case, n, contiguous, small_blocks):
 
 
 @each(CASES)
-def test_surroundings_of_the_input_stay_as_they_are(case):
+def test_surroundings_of_the_input_stay_as_they_are(case, short_rows):
     logits, g = inputs(4, 7)
     mask, tau = allowed_some(4, 7), temperatures(4, 1)
     around = [surrounded(logits), surrounded(g), surrounded(mask, True), surrounded(tau)]
@@ -447,7 +505,7 @@ def test_surroundings_of_the_input_stay_as_they_are(case):
 
 
 @each([case for case in CATEGORICAL if case.method != "mean_released"])
-def test_a_shift_of_the_gradient_changes_nothing(case):
+def test_a_shift_of_the_gradient_changes_nothing(case, short_rows):
     """Every formula is relative to the draw, except the one that is kept as it was published."""
     logits, g = inputs(3, 7)
     g = (g * 64).round() / 64  # so that the shifted one is exact
@@ -513,7 +571,7 @@ EXTREMES = {
 
 
 @each(CATEGORICAL)
-def test_extreme_logits(case, small_blocks):
+def test_extreme_logits(case, small_blocks, short_rows):
     """In one block, and in several with the extremes at the end of the row."""
     rows = torch.tensor(list(EXTREMES.values()))
     filled = torch.full((len(rows), 17), -math.inf)
@@ -560,7 +618,7 @@ def test_a_blend_ends_in_straight_through_and_reinmax(case):
 
 @each(CATEGORICAL)
 @pytest.mark.parametrize("n", [5, 20], ids=["one block", "several"])
-def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks):
+def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks, short_rows):
     """Each category far above the others, and each one drawn: no |g| in the tolerance."""
     ends = torch.tensor([0, 1, 2, n - 2, n - 1])
     for gap, tau in ((15.0, 1.0), (17.0, 2.0), (80.0, 1.0)):
@@ -649,6 +707,25 @@ def test_frequencies_with_groups_and_blocks(n, rows, small_blocks, wide_programs
     assert chi_square(counts, probs) > LEVEL
     rare = n // 2
     assert stats.binomtest(int(counts[rare]), rows, probs[rare].item()).pvalue > LEVEL
+
+
+def test_pieces_are_drawn_as_by_the_reference(tiles):
+    """First a piece and then a category within it, each by a number of its own."""
+    tiles(categorical, "LONGEST_DRAW", ONE_BLOCK)
+    tiles(categorical, "PIECE_DRAW", PIECE)
+    logits, seed, rows = inputs(60, 37)[0], seed_of(3), torch.arange(60)
+    _, drawn = categorical.draw(Rows(logits), seed, given=False, dense=False)
+    weights = torch.zeros(60, 40, dtype=torch.float64)
+    weights[:, :37] = logits.double().exp()
+    weights = weights.view(60, 5, PIECE)
+
+    def picked(weight, step):
+        high, low, _, _ = philox_reference.words(seed, rows, step, philox_reference.DRAW)
+        threshold = philox_reference.uniform53(high, low) * weight.sum(-1)
+        return (weight.cumsum(-1) <= threshold[:, None]).sum(-1)
+
+    piece = picked(weights.sum(-1), 1)
+    assert torch.equal(drawn.categories, piece * PIECE + picked(weights[rows, piece], 0))
 
 
 @pytest.mark.parametrize("difference", [1, 2**31, 2**32])
