@@ -513,6 +513,13 @@ def _targets() -> Iterator[pages.Target]:
             yield large("speedup_pypi", 7.0, "at least {} times as fast as PyPI `reinmax`")
             yield large("speedup_torch", 4.0, faster)
             yield large("peak_extra_tensors", 2.1, "at most {} tensors of extra memory")
+    for shape, sampler, floor in (
+        ("64x131072", REINMAX, 2.0),
+        ("1000000x10", REINMAX, 2.2),
+        ("8192x32768", "gumbel_softmax", 1.5),
+    ):
+        odd = at("large", shape, "float32", EAGER, sampler)
+        yield odd("times_floor", floor, "at most {} times the floor")
     for shape, speed, says in (
         ("3000x10", 1.6, faster),
         ("400x8", 1.0, "faster than `F.gumbel_softmax`"),
