@@ -61,9 +61,14 @@ class Noise:
         self._keys.copy_(torch.tensor(keys))
         self._step.zero_()
 
-    def next_step(self) -> None:
-        """Go on to numbers that were not used before."""
-        self._step += 1
+    @property
+    def keys(self) -> Tensor:
+        """What the numbers of a member follow from in an epoch, int64, (members,)."""
+        return self._keys
+
+    def next_step(self, steps: int = 1) -> None:
+        """Go on to numbers that were not used before, by more than a step after several uses."""
+        self._step += steps
 
     def uniform(self, *shape: int, members: slice = slice(None), purpose: int = _DRAWS) -> Tensor:
         """(members, *shape), float32, in [0, 1); of a step, other ones for every purpose."""

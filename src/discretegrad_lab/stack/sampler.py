@@ -1,14 +1,21 @@
 """Samples for stacks whose members use different estimators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from discretegrad import gumbel_rao
 
 from .config import Run, groups
 from .lines import LINES, Line
 from .noise import Noise
+
+Later = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""From the number of a sample, its logits and categories, and the gradient at it, to the gradient
+at the logits."""
 
 
 class Sampler:
@@ -49,17 +56,74 @@ class Sampler:
         ]
         return samples[0] if len(samples) == 1 else torch.cat(samples)
 
+    def later(self, steps: int, *shape: int) -> Later:
+        """Gradients of samples one after the other, which may be asked for in any order.
+
+        All random numbers are made now, those of all steps at once, and the next ones of the noise
+        are others only after ``next_step``. Nobody has to make a sample to get its gradient then.
+
+        Args:
+            steps: How many samples there will be.
+            shape: The largest of their logits, without the axis of members. Those of a step may
+                have fewer categories.
+        """
+        makers = [self._of_later(line, members, steps, shape) for line, members in self.groups]
+
+        def gradient(step: int, logits: Tensor, index: Tensor, g: Tensor) -> Tensor:
+            gradients = []
+            for (_, members), make in zip(self.groups, makers, strict=True):
+                own = logits[members].detach().requires_grad_()
+                with torch.enable_grad():
+                    sample = make(step, own, index[members])
+                gradients += torch.autograd.grad(sample, own, g[members])
+            return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+        return gradient
+
+    def _of_later(
+        self, line: Line, members: slice, steps: int, shape: tuple[int, ...]
+    ) -> Callable[[int, Tensor, Tensor], Tensor]:
+        """How to make the samples of a line, from a step, logits and categories."""
+        is_one_draw = line.row == "gumbel_softmax" and not line.options
+        if is_one_draw or line.takes("seed"):
+            seeds = self.noise.seeds(steps, members=members).mT
+            # an even number, so that those of each step begin where a kernel likes it
+            count = seeds.shape[1]
+            seeds = pad(seeds, (0, count % 2)).contiguous()
+            if is_one_draw:
+                # the same estimator under a name for which there is a kernel with seeds
+                return lambda step, logits, index: gumbel_rao(
+                    logits,
+                    self._tau(members, logits.ndim),
+                    num_draws=1,
+                    given=index,
+                    seed=seeds[step, :count],
+                )
+            return lambda step, logits, index: self._call(
+                line, members, logits, given=index, seed=seeds[step, :count]
+            )
+        if line.takes("noise"):
+            noise = self.noise.exponential(steps, *shape, members=members)
+            return lambda step, logits, index: self._call(
+                line, members, logits, given=index, noise=noise[:, step, ..., : logits.shape[-1]]
+            )
+        return lambda step, logits, index: self._call(line, members, logits, given=index)
+
     def _of_group(self, line: Line, members: slice, logits: Tensor, index: Tensor) -> Tensor:
-        """What the estimator of a line makes of the logits, with the arguments that it has."""
-        arguments: dict[str, Any] = {"given": index}
-        if line.takes("tau"):
-            arguments["tau"] = self._tau(members, logits.ndim)
-        if line.takes("num_draws"):
-            arguments["num_draws"] = self._draws[members.start]
+        """What the estimator of a line makes of the logits, with new noise if it takes any."""
+        arguments = {"given": index}
         if line.takes("seed"):
             arguments["seed"] = self.noise.seeds(members=members)
         elif line.takes("noise"):
             arguments["noise"] = self.noise.exponential(*logits.shape[1:], members=members)
+        return self._call(line, members, logits, **arguments)
+
+    def _call(self, line: Line, members: slice, logits: Tensor, **arguments: Any) -> Tensor:
+        """Ask the estimator of a line, with the settings of its members that it takes."""
+        if line.takes("tau"):
+            arguments["tau"] = self._tau(members, logits.ndim)
+        if line.takes("num_draws"):
+            arguments["num_draws"] = self._draws[members.start]
         return line.function(logits, **arguments | dict(line.options))
 
     def _tau(self, members: slice, ndim: int) -> float | Tensor:

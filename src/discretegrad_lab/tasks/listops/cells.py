@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import kernels
+
 
 class Composer(NamedTuple):
     """The parameters that compose two nodes and score the result, each with a member axis."""
@@ -176,4 +178,8 @@ def leaf_lstm(projected: Tensor, weight: Tensor) -> Tensor:
             4 hidden): input, forget, update, output.
         weight: From the hidden state to the gates, (members, 4 hidden, hidden).
     """
+    if kernels.serve(projected, projected.shape[2], weight.shape[-1]):
+        from . import fused
+
+        return fused.leaf_lstm(projected, weight)
     return _LeafLstm.apply(projected, weight)

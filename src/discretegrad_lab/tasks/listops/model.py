@@ -32,7 +32,7 @@ from .data import (
     load_listops,
 )
 from .network import Network, marked
-from .parse import Parse, parse
+from .parse import Parse, Way, parse
 from .trees import score
 
 FACTOR = 0.5
@@ -137,7 +137,8 @@ class ParsingModel(Model):
         """The mean cross entropy of the next batch."""
         tokens, lengths, labels = self._batch
         leaves = self.network.leaves(tokens, self._drop)
-        root = parse(leaves, lengths, self.network.composer, self._choose).root
+        way = Way(self._choose, self._noise, self._sampler.later)
+        root = parse(leaves, lengths, self.network.composer, way).root
         return {"train_loss": costs(self.network.classify(root, self._drop), labels).mean(1)}
 
     def _choose(self, scores: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ class ParsingModel(Model):
     def _greedy(self, batch: Batch) -> tuple[Parse, Tensor]:
         """Parses by the greatest scores, and logits of the values."""
         leaves = self.network.leaves(batch.tokens, _nothing)
-        parsed = parse(leaves, batch.lengths, self.network.composer, greatest)
+        parsed = parse(leaves, batch.lengths, self.network.composer, Way(greatest))
         return parsed, self.network.classify(parsed.root, _nothing)
 
     @property

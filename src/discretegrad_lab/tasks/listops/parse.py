@@ -33,10 +33,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...stack.noise import Noise
+from ...stack.sampler import Later
+from . import kernels
 from .cells import Block, Composer, compose, opened, pull_back, slopes
 
 Choose = Callable[[Tensor], Tensor]
 """From scores, (members, batch, pairs), -inf where there is no pair, to one-hot choices."""
+
+
+class Way(NamedTuple):
+    """How to choose pairs, one step at a time or by kernels; these draw other numbers."""
+
+    choose: Choose
+    """For one step at a time."""
+    noise: Noise | None = None
+    """For kernels: what to draw with; without it the pair of the greatest score."""
+    later: Callable[..., Later] | None = None
+    """For kernels: the estimator, see ``Sampler.later``; without it no gradient passes through
+    choices."""
 
 
 class Parse(NamedTuple):
@@ -47,6 +62,9 @@ class Parse(NamedTuple):
     merges: Tensor
     """Which pair was merged at each step, counted from the left among those of the step,
     (members, batch, longest - 1); -1 at steps after the sentence was one node."""
+    scores: Tensor | None = None
+    """By kernels and with gradients: of all steps, (longest - 1, members, batch, longest - 1), -inf
+    where there is no pair."""
 
 
 class _Step(NamedTuple):
@@ -273,7 +291,7 @@ class _End(torch.autograd.Function):
         return g.new_zeros(()), None
 
 
-def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose) -> Parse:
+def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose | Way) -> Parse:
     """Merge neighbours until each sentence is one node.
 
     Args:
@@ -283,12 +301,16 @@ def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose) -
         composer: How to compose and to score.
         choose: Which pair to merge at a step. The gradient of what it returns is that of the
             choice. It is asked as long as any sentence could have two pairs; where a sentence has
-            none left, it is shown one, whose choice does not matter.
+            none left, it is shown one, whose choice does not matter. A ``Way`` lets kernels choose
+            where they can run.
     """
-    longest = leaves.shape[2]
+    longest, size = leaves.shape[2], leaves.shape[-1] // 2
     if longest == 1:
-        root = leaves[:, :, 0, : leaves.shape[-1] // 2]
-        return Parse(root, lengths.new_empty(*lengths.shape, 0))
+        return Parse(leaves[:, :, 0, :size], lengths.new_empty(*lengths.shape, 0))
+    if isinstance(choose, Way):
+        if kernels.serve(leaves, longest, size):
+            return _by_kernels(leaves, lengths, composer, choose)
+        choose = choose.choose
     chart = _Chart(leaves.detach(), Composer(*(x.detach() for x in composer)))
     scores, link = _Begin.apply(chart, leaves, *composer)
     # for all steps at once: the merges that are still to do, and which places have no pair
@@ -307,3 +329,22 @@ def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose) -
         link, scores = _Merge.apply(link, choice, chart, at)
     root = _End.apply(link, chart)
     return Parse(root, torch.where(is_over, -1, torch.stack(merges)).movedim(0, -1))
+
+
+def _by_kernels(leaves: Tensor, lengths: Tensor, composer: Composer, way: Way) -> Parse:
+    from . import fused
+
+    steps = leaves.shape[2] - 1
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (leaves, *composer))
+    draws = gradient = None
+    if way.noise is not None:
+        draws = fused.Draws(way.noise.keys, way.noise.counter)
+    if learns and way.later is not None:
+        gradient = way.later(steps, lengths.shape[1], steps)
+    request = fused.Request(lengths, draws, gradient, learns)
+    root, scores, index = fused.parse(leaves, composer, request)
+    if way.noise is not None:
+        way.noise.next_step(steps)
+    is_over = lengths <= torch.arange(1, steps + 1, device=lengths.device).view(-1, 1, 1)
+    merges = index.masked_fill(is_over, -1).movedim(0, -1)
+    return Parse(root, merges, scores if learns else None)

@@ -22,7 +22,7 @@ from .config import Parsing
 from .data import LIMIT
 from .model import TOKENS, ParsingModel, costs
 from .network import marked
-from .parse import Parse, parse
+from .parse import Parse, Way, parse
 
 
 class ScoredParsing(ParsingModel):
@@ -56,8 +56,12 @@ class ScoredParsing(ParsingModel):
             log_probs.append(chosen.squeeze(-1))
             return marked(index, scores.shape[-1], scores.dtype)
 
-        parsed = parse(leaves, lengths, self.network.composer, choose)
-        return parsed, torch.stack(log_probs).sum(0)
+        parsed = parse(leaves, lengths, self.network.composer, Way(choose, self._noise))
+        if parsed.scores is None:
+            return parsed, torch.stack(log_probs).sum(0)
+        # after the end of an expression the only pair that is shown has a log-probability of 0
+        index = parsed.merges.movedim(-1, 0).clamp(min=0).unsqueeze(-1)
+        return parsed, parsed.scores.log_softmax(-1).gather(-1, index).sum((0, -1))
 
     def _drop_alike(self, x: Tensor) -> Tensor:
         """Dropout, the same for all parses of an expression."""
