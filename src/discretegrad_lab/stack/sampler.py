@@ -70,7 +70,7 @@ class Sampler:
         makers = [self._of_later(line, members, steps, shape) for line, members in self.groups]
 
         def gradient(step: int, logits: Tensor, index: Tensor, g: Tensor) -> Tensor:
-            gradients = []
+            gradients: list[Tensor] = []
             for (_, members), make in zip(self.groups, makers, strict=True):
                 own = logits[members].detach().requires_grad_()
                 with torch.enable_grad():

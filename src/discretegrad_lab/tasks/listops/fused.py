@@ -7,6 +7,7 @@ gradient is wanted, and never for its sample, since the parse knows what was dra
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ class Chart:
         self.weight, self.bias = composer.weight, composer.bias.contiguous()
         self.query = composer.scaled_query
         learns, count, size = request.learns, self.sizes.compositions, width // 2
-        new = leaves.new_empty
+        new = partial(torch.empty, dtype=leaves.dtype, device=leaves.device)
         states = new(members, longest + count, batch, width)
         states[:, :longest] = leaves.transpose(1, 2)
         slopes = new(members, count, batch, 8 * size) if learns else new(0)
@@ -60,12 +61,14 @@ class Chart:
         slots = longest if learns else 2
         rows = torch.arange(2 * longest, dtype=torch.int32, device=leaves.device)
         whole = (slots, members, batch, longest)
-        lists = [torch.empty(whole, dtype=torch.int32, device=leaves.device) for _ in range(2)]
-        lists[0][0], lists[1][0] = rows[:longest], rows[longest:]
-        index = torch.empty(longest - 1, members, batch, dtype=torch.int64, device=leaves.device)
+        nodes, pairs = (
+            torch.empty(whole, dtype=torch.int32, device=leaves.device) for _ in range(2)
+        )
+        nodes[0], pairs[0] = rows[:longest], rows[longest:]
+        choices = torch.empty(longest - 1, members, batch, dtype=torch.int64, device=leaves.device)
         lengths = request.lengths.contiguous()
         scores = new(longest - 1 if learns else 2, members, batch, longest - 1)
-        self.lists = chart.Lists(*lists, scores, index, lengths)
+        self.lists = chart.Lists(nodes, pairs, scores, choices, lengths)
         tensors = [self._product(0, longest - 1), self.bias, self.query]
         tensors += [states, slopes, scores, lengths]
         cells.neighbours(self.sizes, learns, tensors)
@@ -82,9 +85,7 @@ class Chart:
         longest, before = self.sizes.longest, self.bias
         for step in range(longest - 1):
             parameters = [before, self.bias, self.query]
-            chart.advance(
-                step, self.sizes, parameters, self.nodes, self.lists, self.request.draws
-            )
+            chart.advance(step, self.sizes, parameters, self.nodes, self.lists, self.request.draws)
             if step < longest - 2:
                 before = self._product(longest - 1 + 2 * step if self.request.learns else 0, 2)
 
@@ -98,15 +99,16 @@ class Chart:
     def backward(self, g_root: Tensor | None, g_scores: Tensor | None) -> tuple[Tensor, ...]:
         """Gradients of the leaves, and of the composer's weight, bias and query."""
         members, batch, longest, size = self.sizes
-        count, new = self.sizes.compositions, self.nodes.states.new_empty
+        count, states = self.sizes.compositions, self.nodes.states
+        new = partial(torch.empty, dtype=states.dtype, device=states.device)
         if g_root is None:
-            g_root = torch.zeros_like(self.nodes.states[:, 0, :, :size])
+            g_root = new(members, batch, size).zero_()
         gates, at_cells = cells.directions(self.sizes, self.nodes.slopes, self.query)
         at_hidden = torch.bmm(gates.flatten(1, 2), self.weight)
         back = chart.Back(
             g_root.contiguous(),
             self.nodes,
-            torch.empty_like(self.nodes.states),
+            torch.empty_like(states),
             at_hidden,
             at_cells,
             pulls=new(members, count, batch).zero_(),
@@ -126,7 +128,7 @@ class Chart:
         cells.add_chosen(self.sizes, [gates, back.pulls, back.chosen, back.merged])
         gates = gates.flatten(1, 2)
         for_weight = torch.bmm(gates.mT, self.nodes.hidden.flatten(1, 2))
-        composed = self.nodes.states[:, longest:, :, :size].flatten(1, 2)
+        composed = states[:, longest:, :, :size].flatten(1, 2)
         for_query = torch.bmm(back.pulls.view(members, 1, -1), composed).squeeze(1) / size**0.5
         return back.g[:, :longest].transpose(1, 2), for_weight, gates.sum(1), for_query
 
@@ -139,8 +141,9 @@ class Chart:
             if g_scores is None:
                 return torch.zeros_like(at_choice)
             return g_scores[step].contiguous()
-        own = gradient(step, lists.scores[step, ..., :pairs], lists.index[step], at_choice)
-        return own if g_scores is None else own + g_scores[step, ..., :pairs]
+        own = gradient(step, lists.scores[step, ..., :pairs], lists.choices[step], at_choice)
+        own = own if g_scores is None else own + g_scores[step, ..., :pairs]
+        return own.contiguous()
 
 
 class _Parse(torch.autograd.Function):
@@ -154,7 +157,7 @@ class _Parse(torch.autograd.Function):
         made = Chart(leaves, Composer(weight, bias, query), request)
         made.merge()
         ctx.chart = made
-        index = made.lists.index
+        index = made.lists.choices
         ctx.mark_non_differentiable(index)
         return made.root(), made.lists.scores.detach(), index
 
@@ -197,8 +200,9 @@ class _LeafLstm(torch.autograd.Function):
         size = width // 4
         sizes = (members, batch, length, size)
         projected = projected.contiguous()
-        states = projected.new_empty(members, length, batch, 2 * size)
-        gates = projected.new_empty(members, length, batch, width) if learns else states
+        new = partial(torch.empty, dtype=projected.dtype, device=projected.device)
+        states = new(members, length, batch, 2 * size)
+        gates = new(members, length, batch, width) if learns else states
         product = projected
         for place in range(length):
             if place:
@@ -215,7 +219,7 @@ class _LeafLstm(torch.autograd.Function):
         if g.stride(-1) != 1:
             g = g.contiguous()
         g_gates = torch.empty_like(gates)
-        g_cells = gates.new_empty(members, batch, size)
+        g_cells = torch.empty(members, batch, size, dtype=gates.dtype, device=gates.device)
         product = g_cells
         for place in reversed(range(length)):
             tensors = [g, product, states, gates, g_gates, g_cells]

@@ -333,12 +333,13 @@ def parse(leaves: Tensor, lengths: Tensor, composer: Composer, choose: Choose | 
 
 def _by_kernels(leaves: Tensor, lengths: Tensor, composer: Composer, way: Way) -> Parse:
     from . import fused
+    from .kernels.chart import Draws
 
     steps = leaves.shape[2] - 1
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (leaves, *composer))
     draws = gradient = None
     if way.noise is not None:
-        draws = fused.Draws(way.noise.keys, way.noise.counter)
+        draws = Draws(way.noise.keys, way.noise.counter)
     if learns and way.later is not None:
         gradient = way.later(steps, lengths.shape[1], steps)
     request = fused.Request(lengths, draws, gradient, learns)

@@ -292,8 +292,10 @@ def directions(sizes: Sizes, slopes: Tensor, query: Tensor) -> tuple[Tensor, Ten
     """What the score of each composition gives to its gates and its children's cell states."""
     members, batch, _, hidden = sizes
     shape = (members, sizes.compositions, batch)
-    gates = slopes.new_empty(*shape, 5 * hidden)
-    cells = slopes.new_empty(*shape, 2 * hidden)
+    gates, cells = (
+        torch.empty(*shape, width * hidden, dtype=slopes.dtype, device=slopes.device)
+        for width in (5, 2)
+    )
     per_member = sizes.compositions * batch
     plan = _plan(
         "_directions_kernel", members * per_member, (per_member, hidden, sizes.block), slopes.device

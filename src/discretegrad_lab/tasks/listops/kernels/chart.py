@@ -149,9 +149,7 @@ def _advance_kernel(
     k = tl.arange(0, BLOCK)
     inside = k < SIZE
     goes_on = step < longest - 2
-    middle = tl.load(
-        states + state + parent * one_state + k, inside & (has_left | has_right), 0.0
-    )
+    middle = tl.load(states + state + parent * one_state + k, inside & (has_left | has_right), 0.0)
     left_hidden = tl.load(states + state + left * one_state + k, inside & has_left, 0.0)
     right_hidden = tl.load(states + state + right * one_state + k, inside & has_right, 0.0)
     first = new if LEARNS else 0
@@ -224,8 +222,8 @@ def _undo_kernel(
             at = j - side
             has = (at >= 0) & (at < real - 1)
             alpha = tl.load(g_scores + at, has, 0.0)[:, None]
-            pair = tl.load(pairs + after + at, has, longest).to(tl.int64) - longest
-            where = pair_of + pair[:, None] * one_state + side * SIZE + k[None, :]
+            beside = tl.load(pairs + after + at, has, longest).to(tl.int64) - longest
+            where = pair_of + beside[:, None] * one_state + side * SIZE + k[None, :]
             mask_pair = has[:, None] & inside[None, :]
             hidden += alpha * tl.load(at_hidden + where, mask_pair, 0.0)
             cell += alpha * tl.load(at_cells + where, mask_pair, 0.0)
@@ -285,7 +283,7 @@ class Lists(NamedTuple):
     """Likewise the compositions of neighbours."""
     scores: Tensor
     """Of these, float32, (steps, members, batch, longest - 1); -inf where there is none."""
-    index: Tensor
+    choices: Tensor
     """The place of the chosen pair at each step, int64, (longest - 1, members, batch); 0 where
     there is nothing to do."""
     lengths: Tensor
@@ -349,7 +347,7 @@ def advance(
     first, learns, held = step == 0, nodes.slopes.numel() > 0, nodes.hidden.shape[1]
     slots, device = len(lists.nodes), nodes.states.device
     plan = _advance_plan(sizes, slots, held, (first, learns, draws is not None), device)
-    numbers = draws or (lists.index, lists.index)
+    numbers = draws or (lists.choices, lists.choices)
     launch(plan, [*parameters, *nodes, *lists, *numbers], (step,))
 
 
@@ -401,10 +399,10 @@ def undo(step: int, sizes: Sizes, back: Back, g_scores: Tensor, product: Tensor)
     ends, lists = step < 0, back.lists
     for_choice = g_scores
     if not ends:
-        for_choice = g_scores.new_empty(members, batch, longest - 1 - step)
+        for_choice = torch.empty(members, batch, longest - 1 - step, device=g_scores.device)
     tensors = [
         back.g_root, *back.nodes[:2], *back[2:5], g_scores, back.pulls, product, *back[6:9],
-        for_choice, lists.nodes, lists.pairs, lists.index, lists.lengths,
+        for_choice, lists.nodes, lists.pairs, lists.choices, lists.lengths,
     ]  # fmt: skip
     launch(_undo_plan(sizes, ends, g_scores.device), tensors, (step, g_scores.shape[-1]))
     return for_choice
