@@ -10,26 +10,30 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
-import discretegrad
 import oracles
 from discretegrad.kernels import categorical, dispatch, gumbel_rao, quick, uniform
 from discretegrad_lab.stack import trainer
 from discretegrad_lab.stack.lines import LINES
-from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.sampler import Sampler
 from discretegrad_lab.tasks.listops import kernels, recipes, scored
 from discretegrad_lab.tasks.listops import model as model_module
 from discretegrad_lab.tasks.listops.batches import Batch
-from discretegrad_lab.tasks.listops.cells import Composer, leaf_lstm
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.model import greatest
-from discretegrad_lab.tasks.listops.network import marked
-from discretegrad_lab.tasks.listops.parse import Way, parse
+from discretegrad_lab.tasks.listops.parse import Way
 from discretegrad_lab.tasks.listops.scored import make_model
 from kernel_cases import poisoned_memory
 from lab_cases import make_stack
+from listops_kernel_cases import (
+    assert_near,
+    check_parse,
+    inputs,
+    later,
+    noise_of,
+    parsed,
+    replay,
+)
 from test_lab_capture import Watch, without_values  # noqa: F401
 
 triton = pytest.importorskip("triton")
@@ -43,10 +47,8 @@ from discretegrad_lab.tasks.listops.kernels import cells, chart  # noqa: E402
 
 SAMPLERS = [key for key, one in LINES.items() if one.kind == "sampler"]
 CPU = torch.device("cpu")
-# float32 on both sides: sums in another order, other formulas of tanh and sigmoid
-CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 SMALL = {
-    "data": "generated", "examples": 48, "longest": 8, "batch": 4, "embedding": 4, "hidden": 5,
+    "data": "generated", "examples": 48, "longest": 8, "batch": 3, "embedding": 4, "hidden": 5,
     "epochs": 3, "draws": 3,
 }  # fmt: skip
 
@@ -74,116 +76,13 @@ def poison(monkeypatch):
 # cells and parses
 
 
-def inputs(members, batch, longest, hidden, seed=0):
-    """What the words give, weights that matter, and lengths of all kinds."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape, scale=1.0):
-        return scale * torch.randn(shape, generator=generator)
-
-    tensors = {
-        "projected": normal(members, batch, longest, 4 * hidden),
-        "leaf": normal(members, 4 * hidden, hidden, scale=0.8 / hidden**0.5),
-        "weight": normal(members, 5 * hidden, 2 * hidden, scale=0.8 / hidden**0.5),
-        "bias": normal(members, 5 * hidden, scale=0.3),
-        "query": normal(members, hidden, scale=4.0),
-    }
-    lengths = torch.randint(1, longest + 1, (members, batch), generator=generator)
-    for place, length in enumerate((longest, 1, 2)):
-        if place < batch:
-            lengths[:, place] = length
-    at_root = normal(members, batch, hidden)
-    return tensors, lengths, at_root
-
-
-def parsed(tensors, lengths, way):
-    """The parse, the states of words, and the tensors as leaves of its graph."""
-    own = {name: x.clone().requires_grad_() for name, x in tensors.items()}
-    leaves = leaf_lstm(own["projected"], own["leaf"])
-    composer = Composer(own["weight"], own["bias"], own["query"])
-    return parse(leaves, lengths, composer, way), leaves, own
-
-
-def noise_of(seeds, epoch=0):
-    noise = Noise(seeds, CPU)
-    noise.begin(epoch)
-    return noise
-
-
-def later(steps, *shape):
-    """The gradient of an estimator without noise."""
-
-    def gradient(step, logits, index, g):
-        own = logits.detach().requires_grad_()
-        with torch.enable_grad():
-            sample = discretegrad.reinmax(own, 0.8, given=index)
-        return torch.autograd.grad(sample, own, g)[0]
-
-    return gradient
-
-
-class Replayed(torch.autograd.Function):
-    """A choice that is given, with a gradient that is given."""
-
-    @staticmethod
-    def forward(ctx, scores, index, step, gradient):
-        ctx.save_for_backward(scores, index)
-        ctx.step, ctx.gradient = step, gradient
-        return marked(index, scores.shape[-1], scores.dtype)
-
-    @staticmethod
-    def backward(ctx, g):
-        scores, index = ctx.saved_tensors
-        return ctx.gradient(ctx.step, scores, index, g.contiguous()), None, None, None
-
-
-def replay(merges, gradient):
-    """A choice of each step as a parse of the kernels made it; it keeps the scores it is shown."""
-    steps, shown = itertools.count(), []
-
-    def choose(scores):
-        step = next(steps)
-        shown.append(scores.detach())
-        return Replayed.apply(scores, merges[..., step].clamp(min=0), step, gradient)
-
-    return choose, shown
-
-
 SHAPES = [(2, 5, 7, 6), (1, 3, 2, 1), (2, 3, 3, 4), (1, 4, 13, 17), (1, 1, 1, 3), (1, 2, 36, 3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_parse_is_that_of_the_torch_path(shape, use, poison):
-    tensors, lengths, at_root = inputs(*shape)
-    noise = noise_of(range(shape[0]))
     use("triton")
-    ours, leaves, own = parsed(tensors, lengths, Way(None, noise, later))
-    gradients = torch.autograd.grad(
-        (ours.root * at_root).sum(), list(own.values()), allow_unused=True
-    )
-    use("torch")
-    choose, shown = replay(ours.merges, later(0))
-    expected, words, theirs = parsed(tensors, lengths, choose)
-    torch.testing.assert_close(leaves, words, **CLOSE)
-    torch.testing.assert_close(ours.root, expected.root, **CLOSE)
-    assert torch.equal(ours.merges, expected.merges)
-    for step, scores in enumerate(shown):
-        found = ours.scores[step].detach()
-        scores = pad(scores, (0, found.shape[-1] - scores.shape[-1]), value=-torch.inf)
-        is_on = lengths - 1 - step >= 1
-        torch.testing.assert_close(found[is_on], scores[is_on], **CLOSE)
-        # where there is nothing to do, some pair is shown
-        assert torch.equal(found.isfinite(), scores.isfinite())
-    right = torch.autograd.grad(
-        (expected.root * at_root).sum(), list(theirs.values()), allow_unused=True
-    )
-    for name, one, other in zip(own, gradients, right, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.isfinite().all()
-            torch.testing.assert_close(one, other, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
-    # each merge had a step of the random numbers
-    assert noise.counter.item() == shape[2] - 1
+    check_parse(shape)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 9, 5), (1, 1, 130, 2)], ids=str)
@@ -199,7 +98,7 @@ def test_the_greatest_scores_are_those_of_the_torch_path(shape, learns, use, poi
             found.append(parsed(tensors, lengths, Way(greatest))[0])
     ours, expected = found
     assert torch.equal(ours.merges, expected.merges)
-    torch.testing.assert_close(ours.root, expected.root, **CLOSE)
+    assert_near(ours.root, expected.root)
 
 
 @pytest.mark.parametrize("estimator", [None, later], ids=["alone", "beside an estimator"])
@@ -236,7 +135,7 @@ def test_scores_have_a_gradient_of_their_own(estimator, of_root, use, poison):
     value = sum(parts) + of_root * (expected.root * at_root).sum()
     right = torch.autograd.grad(value, list(theirs.values()))
     for name, one, other in zip(own, gradients, right, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+        assert_near(one, other, name=name)
 
 
 def test_draws_are_those_of_the_counter(use):
@@ -407,7 +306,7 @@ def loss_and_gradients(model):
 
 KINDS = {
     "samplers": [run(tau=1.1, seed=1), *(run(key, tau=0.9) for key in SAMPLERS)],
-    "score": [run(recipes.SCORES[1], seed=seed) for seed in (0, 1)],
+    "score": [run(recipes.SCORES[0], seed=seed) for seed in (0, 1)],
 }
 
 
@@ -430,14 +329,12 @@ def test_a_step_is_that_of_the_torch_path(runs, use, monkeypatch, poison):
         monkeypatch.setattr(model, "_choose", replay(merges, gradient)[0])
     use("torch")
     expected, right = loss_and_gradients(model)
-    torch.testing.assert_close(losses, expected, **CLOSE)
+    assert_near(losses, expected)
     for name, one, other in zip(model.parameters, gradients, right, strict=True):
         assert other.abs().max() > 0
-        # dropout may leave a member without any
-        scale = other.abs().amax(tuple(range(1, other.ndim)), keepdim=True).clamp(min=1e-12)
-        torch.testing.assert_close(
-            one / scale, other / scale, **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        # another one for every member
+        for member, (own, its) in enumerate(zip(one, other, strict=True)):
+            assert_near(own, its, 2e-5, f"{name} of {runs[member].estimator}")
 
 
 # what a GPU would do, on a device without values
@@ -515,7 +412,7 @@ def test_a_stack_trains_and_is_tested_with_kernels(use):
     found = []
     for backend in ("triton", "torch"):
         use(backend)
-        stack = make_stack([run(key, seed=1, examples=12) for key in ("reinmax", "stgs")])
+        stack = make_stack([run(key, seed=1, examples=6) for key in ("reinmax", "stgs")])
         found.append(stack.advance())
         assert (stack.diverged < 0).all()
     assert found[0].keys() == found[1].keys()

@@ -241,7 +241,9 @@ def _undo_kernel(
             moved += cell * (right - tl.load(states + SIZE + s, mask, 0.0))
             taken += cell * (tl.load(states + SIZE + p, mask, 0.0) - right)
             moved = tl.sum(moved, 1)
-            sums = tl.sum(taken, 1) + tl.cumsum(moved, 0, reverse=True) + carried
+            # the sum from each place on
+            onwards = tl.sum(tl.where(j[None, :] >= j[:, None], moved[None, :], 0.0), 1)
+            sums = tl.sum(taken, 1) + onwards + carried
             tl.store(for_choice + number * (longest - 1 - step) + j, sums, is_node)
             carried += tl.sum(moved, 0)
         tl.debug_barrier()
