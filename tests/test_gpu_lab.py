@@ -23,12 +23,23 @@ from discretegrad_lab.tasks.experts.config import Experts
 from discretegrad_lab.tasks.experts.recipes import ROUTED
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.measures import measure as measure_parses
+from discretegrad_lab.tasks.listops.model import greatest
+from discretegrad_lab.tasks.listops.parse import Way
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.enumerated import ENCODER
 from discretegrad_lab.tasks.vae.sample_recipes import RLOO
 from lab_cases import make_stack, use_small_images
+from listops_kernel_cases import (
+    by_kernels,
+    check_parse,
+    gradients_of,
+    inputs,
+    later,
+    noise_of,
+    parsed,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -456,6 +467,50 @@ def test_a_parse_on_the_gpu_is_that_of_the_cpu():
     # of 19 expressions, one may have another tree
     assert measured["test_tree_f1"].item() == pytest.approx(same["test_tree_f1"].item(), abs=6)
     assert measured["random_f1"].item() == pytest.approx(same["random_f1"].item())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 2, 3), (2, 5, 9, 7), (3, 8, 40, 33), (5, 16, 29, 300), (1, 4, 99, 300), (2, 3, 8, 600)],
+    ids=str,
+)
+def test_the_kernels_of_a_parse_do_what_torch_does(shape):
+    """Roots, scores and all gradients, on the same draws, against float64."""
+    check_parse(shape, "cuda", limit=1e-4 if shape[2] > 90 else 2e-5)
+
+
+def test_parses_have_the_same_bits_whoever_else_is_there():
+    shape = (3, 16, 29, 300)
+    (one, words, gradients), (two, same, again) = (by_kernels(shape, "cuda") for _ in range(2))
+    assert torch.equal(words, same)
+    for x, y in zip(one, two, strict=True):
+        assert torch.equal(x, y)
+    for name, x in gradients.items():
+        assert torch.equal(x, again[name]), name
+    # other members that are others
+    tensors, lengths, at_root = inputs(*shape, "cuda")
+    for x in tensors.values():
+        x[1:] *= 0.5
+    way = Way(None, noise_of(range(3), device="cuda"), later)
+    other, _, own = parsed(tensors, lengths, way)
+    assert torch.equal(other.root[0], one.root[0])
+    assert torch.equal(other.merges[0], one.merges[0])
+    found = gradients_of(other.root, at_root, own)
+    for (name, x), y in zip(gradients.items(), found, strict=True):
+        assert torch.equal(x[0], y[0]), name
+
+
+@pytest.mark.parametrize("longest", [29, 300])
+def test_the_kernels_choose_the_greatest_scores(longest):
+    tensors, lengths, _ = inputs(4, 16, longest, 40, "cuda")
+    with torch.no_grad():
+        ours = parsed(tensors, lengths, Way(greatest))[0]
+        double = {name: x.double() for name, x in tensors.items()}
+        expected = parsed(double, lengths, Way(greatest))[0]
+    # rounding may break a tie, and then all that follows is another parse
+    same = (ours.merges == expected.merges).all(-1)
+    assert same.float().mean() > 0.9
+    torch.testing.assert_close(ours.root[same].double(), expected.root[same], rtol=0, atol=1e-5)
 
 
 def noise_of_bytes(*shape, most=256):
