@@ -85,6 +85,15 @@ def test_a_parse_is_that_of_the_torch_path(shape, use, poison):
     check_parse(shape)
 
 
+def test_two_places_at_a_time_are_as_good(use, poison, monkeypatch):
+    """As for the states of the paper's network."""
+    use("triton")
+    chart._undo_plan.cache_clear()
+    monkeypatch.setattr(chart, "NUMBERS", 16)
+    check_parse((1, 4, 8, 7))
+    chart._undo_plan.cache_clear()
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 9, 5), (1, 1, 130, 2)], ids=str)
 @pytest.mark.parametrize("learns", [False, True])
 def test_the_greatest_scores_are_those_of_the_torch_path(shape, learns, use, poison):

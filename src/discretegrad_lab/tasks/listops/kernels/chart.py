@@ -36,8 +36,9 @@ from discretegrad.kernels.philox import DRAW, words
 
 from .cells import Sizes, compose, pull_back
 
-NUMBERS = 2048
-"""Of states that ``_undo_kernel`` takes at a time: 4 places of 512."""
+NUMBERS = 1024
+"""Of states that ``_undo_kernel`` takes at a time: 2 places of 512, since a thread then needs few
+enough registers that the sentences of 25 members run at once."""
 WARPS, UNDO_WARPS = 4, 8
 # lists of different lengths share a kernel: compiling takes longer than empty lanes
 _SHORTEST = 32
