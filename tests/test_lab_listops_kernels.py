@@ -15,6 +15,7 @@ import oracles
 from discretegrad.kernels import categorical, dispatch, gumbel_rao, quick, uniform
 from discretegrad_lab.stack import trainer
 from discretegrad_lab.stack.lines import LINES
+from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.stack.sampler import Sampler
 from discretegrad_lab.tasks.listops import kernels, recipes, scored
 from discretegrad_lab.tasks.listops import model as model_module
@@ -414,6 +415,20 @@ def test_a_place_takes_few_launches(kind, monkeypatch, without_values):  # noqa:
     assert {name: n for name, n in of_a_place.items() if n} == OF_A_PLACE[kind]
     # and once for all places
     assert sum(narrow.values()) - 8 * sum(OF_A_PLACE[kind].values()) < 300
+
+
+@pytest.mark.parametrize(("kind", "launches"), [("samplers", 161), ("score", 110)])
+def test_a_place_would_take_many(kind, launches, use, monkeypatch, without_values):  # noqa: F811
+    """Without kernels, as the page says."""
+
+    def categories(noise, logits, members=slice(None), repeats=None):
+        # one kernel on a GPU
+        return torch.zeros(logits.shape[:-1], dtype=torch.int64, device="meta")
+
+    monkeypatch.setattr(Noise, "categories", categories)
+    use("torch")
+    narrow, wide = (work_of_a_step(ON_META[kind], width, monkeypatch) for width in (8, 13))
+    assert (sum(wide.values()) - sum(narrow.values())) / 5 == launches
 
 
 def test_a_stack_trains_and_is_tested_with_kernels(use):

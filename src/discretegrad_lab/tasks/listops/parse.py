@@ -24,6 +24,9 @@ pair, which one product of matrices gives for all pairs of the parse. What a ste
 its gradient at the score times w, and only the chosen pair goes back through the weights, at its
 step. The gradient of the weights is one product at the end: of each pair its scores' gradients
 summed, and what came from being chosen.
+
+This is the torch path, which runs everywhere. On a GPU ``fused`` computes the same in far fewer
+launches, if it is told by a ``Way`` how to choose.
 """
 
 from collections.abc import Callable
