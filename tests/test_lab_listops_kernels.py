@@ -436,7 +436,7 @@ def test_a_stack_trains_and_is_tested_with_kernels(use):
     found = []
     for backend in ("triton", "torch"):
         use(backend)
-        stack = make_stack([run(key, seed=1, examples=6) for key in ("reinmax", "stgs")])
+        stack = make_stack([run(key, seed=1, examples=12) for key in ("reinmax", "stgs")])
         found.append(stack.advance())
         assert (stack.diverged < 0).all()
     assert found[0].keys() == found[1].keys()
