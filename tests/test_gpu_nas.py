@@ -40,6 +40,24 @@ def test_gradients_are_those_of_a_cpu(full, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["gdas", "full"])
+def test_the_kernel_gives_the_gradient_of_float64(full, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    cell = (3, 2, 1, 4, 3, 0)
+    network = Supernet(4, 2)
+    generator = torch.Generator().manual_seed(3)
+    weights = network.start(generator).unsqueeze(0).cuda()
+    x = torch.randn(8, 3, 16, 16, generator=generator).cuda()
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        z = one_hot(torch.tensor(cell), 5).to("cuda", dtype).requires_grad_()
+        parts = network.weights(weights.to(dtype), cell, every=full)
+        logits = network(x.to(dtype), parts, cell, Samples(z, full))
+        loss = cross_entropy(logits, torch.arange(8, device="cuda"))
+        found.append(torch.autograd.grad(loss, z)[0].double())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(("estimator", "gradient"), [("reinmax", "full"), ("stgs", "gdas")])
 def test_a_search_trains_and_goes_on(estimator, gradient):
     def make():

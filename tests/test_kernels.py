@@ -857,6 +857,19 @@ def test_auto_stays_on_the_torch_path_of_a_cpu(launches):
     assert launches
 
 
+@pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)
+def test_inner_products_of_many_pairs(counts):
+    from discretegrad.kernels.dots import dots
+
+    generator = torch.Generator().manual_seed(0)
+    firsts, seconds = (
+        [torch.randn(count, generator=generator) for count in counts] for _ in range(2)
+    )
+    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
+    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
+    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)
+
+
 class Subclass(Tensor):
     pass
 

@@ -9,6 +9,7 @@ import os
 import re
 import tarfile
 import xml.etree.ElementTree
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import nas_cases
@@ -26,9 +28,10 @@ from discretegrad import reinmax, straight_through
 from discretegrad_lab import StackOptions, Store, execute, write_report
 from discretegrad_lab.cli import app
 from discretegrad_lab.report import folder
+from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
-from discretegrad_lab.tasks.nas import benchmark, drawings, images
+from discretegrad_lab.tasks.nas import benchmark, drawings, images, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
     EDGES,
@@ -302,7 +305,7 @@ def test_crops_are_those_of_flipped_images_in_a_black_frame():
     halves = nas_cases.halves()
     crops = images.Crops(halves.weights, torch.device("cpu"))
     numbers = torch.tensor([[0.0, 0.0, 0.0], [0.9, 0.5, 0.99], [0.2, 4 / 9, 4 / 9]])
-    x, labels = crops.batch(torch.tensor([4, 5, 6]), numbers)
+    x, labels = crops.batch(crops.places(torch.tensor([4, 5, 6]), numbers))
     assert labels.equal(halves.weights.labels[4:7])
     mean, scale = (
         torch.tensor(values).view(3, 1, 1) for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))
@@ -380,7 +383,9 @@ def plain_network(x, w, cells, z, form):
 
 
 @pytest.mark.parametrize(
-    "cell", [(3, 2, 1, 4, 3, 0), (0,) * 6, (1,) * 6, (0, 1, 3, 2, 4, 2)], ids=str
+    "cell",
+    [(3, 2, 1, 4, 3, 0), (0,) * 6, (1,) * 6, (0, 1, 3, 2, 4, 2), (3, 3, 3, 1, 0, 0), (3,) * 6],
+    ids=str,
 )
 @pytest.mark.parametrize("form", ["gdas", "full"])
 def test_both_gradients_are_those_of_all_operations_together(form, cell):
@@ -414,6 +419,97 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
     )
     (expected,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("form", ["gdas", "full"])
+def test_the_kernel_of_a_gpu_gives_the_same_gradient(form, monkeypatch):
+    pytest.importorskip("discretegrad.kernels.dots")
+    network = Supernet(2, 1)
+    generator = torch.Generator().manual_seed(3)
+    weights = network.start(generator).unsqueeze(0)
+    x = torch.randn(6, 3, 8, 8, generator=generator)
+    # with a node that no chosen operation reads
+    cell = (3, 2, 1, 4, 3, 0)
+    found = []
+    for _ in range(2):
+        z = torch.nn.functional.one_hot(torch.tensor(cell), 5).float().requires_grad_()
+        parts = network.weights(weights, cell, every=form == "full")
+        loss = cross_entropy(network(x, parts, cell, Samples(z, form == "full")), torch.arange(6))
+        found += torch.autograd.grad(loss, z)
+        monkeypatch.setattr(slopes, "_dots", slopes._dots_of_kernel)
+    torch.testing.assert_close(*found)
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of torch's functions by their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(
+    ("cell", "convolutions", "rectified"),
+    [
+        # every node is read by a convolution
+        ((3, 2, 3, 2, 3, 2), 6, 3),
+        # nothing reads node 2, so that what makes it is left out
+        ((3, 2, 3, 3, 1, 0), 2, 1),
+        # nothing reads node 1 but node 2, and nothing reads that
+        ((3, 3, 3, 1, 0, 0), 0, 0),
+        ((1, 4, 3, 0, 2, 1), 2, 1),
+    ],
+    ids=str,
+)
+def test_what_no_gradient_comes_from_is_not_computed(cell, convolutions, rectified):
+    network = Supernet(2, 1)
+    weights = network.start(torch.Generator().manual_seed(0)).unsqueeze(0)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    parts = network.weights(weights, cell)
+    with Calls() as calls:
+        network(x, parts, cell)
+    # three cells, a stem, two reductions with three convolutions each, a head
+    assert calls.counts["convolution"] == 3 * convolutions + 7
+    assert calls.counts["relu"] == 3 * rectified + 5
+
+
+def test_a_step_of_the_architecture_asks_for_few_kernels():
+    network = Supernet(2, 5)
+    weights = network.start(torch.Generator().manual_seed(0)).unsqueeze(0)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    cell = (3, 2, 3, 2, 3, 2)
+    z = torch.nn.functional.one_hot(torch.tensor(cell), 5).float().requires_grad_()
+    loss = network(x, network.weights(weights, cell), cell, Samples(z, full=False)).sum()
+    with Calls() as calls:
+        torch.autograd.grad(loss, z)
+    # of 15 cells with 6 edges: inner products and sums, which are one kernel on a GPU
+    assert (calls.counts["dot"], calls.counts["sum"]) == (90, 45)
+    # what puts them together does not grow with the cells
+    for name in ("stack", "new_zeros", "index_add_", "addcmul"):
+        assert calls.counts[name] <= 2, name
+
+
+def test_channels_come_last_in_memory():
+    network = Supernet(4, 1)
+    weights = network.start(torch.Generator().manual_seed(0)).unsqueeze(0)
+    cell = (2, 3, 1, 4, 3, 2)
+    kernels = [x for x in network.weights(weights, cell).values() if x.ndim == 4]
+    assert kernels
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in kernels)
+    crops = images.Crops(nas_cases.halves().weights, torch.device("cpu"))
+    x, _ = crops.batch(crops.places(torch.arange(4), torch.zeros(4, 3)))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    # also what a convolution gives back of its kernels, which is copied without being turned around
+    leaf = weights.clone().requires_grad_()
+    parts = network.weights(leaf, cell)
+    loss = network(x, parts, cell).square().sum()
+    with Calls() as calls:
+        torch.autograd.grad(loss, leaf)
+    assert calls.counts["clone"] == 0
 
 
 # what an estimator makes of the gradient of GDAS
@@ -483,6 +579,11 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes):
     assert last["none_edges"][0] == cell.count(0)
 
 
+def test_updates_are_not_compiled_in_each_of_many_processes(monkeypatch):
+    monkeypatch.setattr(trainer, "worth_compiling", lambda *_: True)
+    assert nas_cases.stack().optimisers["architecture"]._apply is optimisers._apply
+
+
 def test_operations_that_were_not_chosen_are_moved_by_momentum_and_decay():
     searched = nas_cases.stack(epochs=1, batch=20)
     model = searched.model
@@ -519,13 +620,17 @@ def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator):
 def test_each_image_of_one_half_is_seen_once_and_those_of_the_other_at_random():
     model = nas_cases.small_model([nas_cases.run()])
     model.begin_epoch(0)
-    seen = {name: torch.cat([x for x, _ in batches]) for name, batches in model._batches.items()}
+
+    def indices(name):
+        return [batch.images.flatten() for batch in model._batches[name]]
+
+    seen = {name: torch.cat(indices(name)) for name in model.loss_names}
     assert seen["loss"].sort()[0].tolist() == list(range(20))
     assert len(seen["architecture_loss"].unique()) < 20
-    assert [len(x) for x, _ in model._batches["loss"]] == [8, 8, 4]
+    assert [len(x) for x in indices("loss")] == [8, 8, 4]
     before = seen["loss"]
     model.begin_epoch(1)
-    assert not torch.cat([x for x, _ in model._batches["loss"]]).equal(before)
+    assert not torch.cat(indices("loss")).equal(before)
 
 
 def test_the_temperature_goes_to_its_end_in_equal_steps():

@@ -67,9 +67,10 @@ class Stack:
         groups = self.model.groups.values()
         # together: beside a large group the many short kernels of a small one would take as long
         elements = sum(x.numel() for group in groups for x in group.parameters.values())
+        # what is not captured waits for the host, and would be compiled in each of many processes
+        compile = self.model.capture != "none" and worth_compiling(self.device, elements)
         self.optimisers = {
-            name: _optimiser(group, updates, worth_compiling(self.device, elements))
-            for name, group in self.model.groups.items()
+            name: _optimiser(group, updates, compile) for name, group in self.model.groups.items()
         }
         members = len(self.runs)
         self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)

@@ -77,6 +77,21 @@ def parse_split(content: bytes, images: int) -> tuple[Tensor, Tensor]:
     return halves[0], halves[1]
 
 
+class Places(NamedTuple):
+    """Pixels of images in their frames, to be indexed with."""
+
+    images: Tensor
+    """(images, 1, 1)"""
+    rows: Tensor
+    """(images, side, 1)"""
+    columns: Tensor
+    """(images, 1, side)"""
+
+    def split(self, count: int) -> "list[Places]":
+        """So many images each; the last ones may be fewer."""
+        return [Places(*parts) for parts in zip(*(x.split(count) for x in self), strict=True)]
+
+
 class Crops:
     """Images on a device, from which batches are flipped, cropped and normalised there.
 
@@ -94,22 +109,27 @@ class Crops:
             for values in (_MEANS, [1 / x for x in _DEVIATIONS])
         )
 
-    def batch(self, index: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels.
+    def places(self, index: Tensor, uniform: Tensor) -> Places:
+        """Which pixels of which images, for any number of them.
 
         Args:
-            index: Which images, (batch,).
-            uniform: Random numbers in [0, 1), (batch, 3).
+            index: Which images, (count,).
+            uniform: Random numbers in [0, 1), (count, 3).
         """
         flip, down, right = uniform.unsqueeze(-1).unbind(1)
         places = 2 * _PADDING + 1
         rows = (down * places).long() + self._line
         columns = torch.where(flip < 0.5, self._line, self._line.flip(0))
         columns = columns + (right * places).long()
+        return Places(index[:, None, None], rows[:, :, None], columns[:, None, :])
+
+    def batch(self, places: Places) -> tuple[Tensor, Tensor]:
+        """Images, with the colour last in memory, and labels."""
+        images, rows, columns = places
         # with the colour last, where such an index puts it
-        pixels = self._pixels[index[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+        pixels = self._pixels[images, :, rows, columns]
         x = (pixels.permute(0, 3, 1, 2).float() - self._mean) * self._scale
-        return x.contiguous(), self._labels[index]
+        return x, self._labels[images[:, 0, 0]]
 
 
 def first(images: Halves, count: int) -> Halves:

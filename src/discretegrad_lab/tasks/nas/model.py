@@ -69,7 +69,9 @@ class SearchModel(Model):
         run = self._run
         self._benchmark = load(data) if benchmark is None else benchmark
         halves = first(load_halves(data) if images is None else images, run.images)
-        self._weight_images, self._architecture_images = (Crops(x, device) for x in halves)
+        self._images = {
+            name: Crops(x, device) for name, x in zip(self.loss_names, halves, strict=True)
+        }
         self.steps_per_epoch = run.steps_per_epoch
 
         self._noise, self._image_noise = Noise([run.seed], device), Noise([run.seed], device)
@@ -81,6 +83,8 @@ class SearchModel(Model):
         alpha = _START * torch.randn(shape, generator=generator)
         self.alpha = alpha.to(device).requires_grad_()
         self.weights = weights.to(device).requires_grad_()
+        # without a gradient; updates are in place, so they stay what they are
+        self._views = self._network.weights(self.weights.detach(), (), every=True)
         self.groups["architecture"] = Group(
             {"alpha": self.alpha}, range(1), [run.optimiser], [run.learning_rate],
             [run.rate_schedule], [run.clip_norm], ARCHITECTURE_LOSS, beta=_BETA, decay=run.decay,
@@ -105,7 +109,7 @@ class SearchModel(Model):
         # each image of the one half once, and any image of the other half at any time
         places = order[:, 0].argsort(stable=True), (chosen[:, 0] * run.images).long()
         self._batches = {
-            name: list(zip(place.split(run.batch), crop.split(run.batch), strict=True))
+            name: self._images[name].places(place, crop).split(run.batch)
             for name, place, crop in zip(self.loss_names, places, crops, strict=True)
         }
 
@@ -121,16 +125,14 @@ class SearchModel(Model):
 
     def loss(self, name: str) -> Tensor:
         """Of the weights, or of the architecture."""
-        images = self._weight_images if name == LOSS else self._architecture_images
-        x, labels = images.batch(*self._batches[name][self._step])
+        x, labels = self._images[name].batch(self._batches[name][self._step])
         cell = self._cells[name]
         if name == LOSS:
             logits = self._network(x, self._network.weights(self.weights, cell), cell)
         else:
-            full = self._run.gradient == "full"
-            weights = self._network.weights(self.weights.detach(), cell, every=full)
             samples = self._sampler.at(self.alpha, self._index)
-            logits = self._network(x, weights, cell, Samples(samples[0], full))
+            full = self._run.gradient == "full"
+            logits = self._network(x, self._views, cell, Samples(samples[0], full))
         return cross_entropy(logits, labels).unsqueeze(0)
 
     @torch.no_grad()

@@ -4,19 +4,22 @@ Its layers have no member axis: which of them a step runs depends on the sample 
 members cannot share a convolution. All weights lie in one tensor instead, so that an update is a
 handful of kernels, and operations that a step has not run get a gradient of zero. Momentum and
 decay move these all the same, as they do in the released code.
+
+Channels come last in memory, which is how tensor cores want them: otherwise a convolution would
+turn its factors around first.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, batch_norm, conv2d, linear, relu
+from torch.nn.functional import avg_pool2d, conv2d, linear, relu
 
 from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, Cell
+from .slopes import Slopes, add, in_memory
 
 CLASSES = 10
 _KERNELS = {CONV_1: 1, CONV_3: 3}
@@ -77,6 +80,7 @@ class Supernet:
         self._add("head.linear", (CLASSES, widths[-1]), bound)
         self._add("head.offset", (CLASSES,), bound)
         self._always = {name for name in self.places if not name.startswith("stage")}
+        self._needed: dict[Cell | None, list[str]] = {}
 
     @property
     def size(self) -> int:
@@ -116,9 +120,15 @@ class Supernet:
         return weights
 
     def weights(self, flat: Tensor, cell: Cell, *, every: bool = False) -> Weights:
-        """Those that a cell needs, or every one; as views of the tensor of all, (1, size)."""
-        chosen = {*self._always, *self._chosen(cell)}
-        names = [name for name in self.places if every or name in chosen]
+        """Those that a cell needs, or every one; as views of the tensor of all, (1, size).
+
+        They follow it where it is changed in place.
+        """
+        key = None if every else cell
+        if key not in self._needed:
+            chosen = {*self._always, *self._chosen(cell)}
+            self._needed[key] = [name for name in self.places if every or name in chosen]
+        names = self._needed[key]
         apply: Callable[..., tuple[Tensor, ...]] = _Parts.apply
         parts = apply(flat, [self.places[name] for name in names])
         return dict(zip(names, parts, strict=True))
@@ -143,16 +153,14 @@ class Supernet:
             cell: The operations to run.
             samples: What the architecture gets a gradient through; without them it gets none.
         """
-        join: _JoinNode = _add_up
-        if samples is not None:
-            # once for all cells, since each piece takes a kernel to put together again
-            join = _Join(samples.one_hot.split([1, 2, 3]), samples.full)
+        plan = _Plan.of(cell, full=samples is not None and samples.full)
+        slopes = None if samples is None else Slopes(*samples)
         x = _norm(conv2d(x, weights["stem.kernel"], padding=1), weights, "stem")
         for stage, names in enumerate(self._stages):
             if stage:
                 x = _reduce(x, weights, f"reduction{stage}")
             for name in names:
-                x = _run_cell(_Cell(name, cell, weights), x, join)
+                x = _run_cell(_Cell(name, weights, plan, slopes), x)
         x = relu(_norm(x, weights, "head"))
         return linear(x.mean((2, 3)), weights["head.linear"], weights["head.offset"])
 
@@ -163,9 +171,13 @@ def _name(cell: str, edge: int, operation: int) -> str:
 
 
 def _norm(x: Tensor, weights: Weights, name: str) -> Tensor:
-    """By the means and variances of the batch."""
-    scale, shift = weights[f"{name}.scale"], weights[f"{name}.shift"]
-    return batch_norm(x, None, None, scale, shift, training=True)
+    return _normalised(x, weights[f"{name}.scale"], weights[f"{name}.shift"])
+
+
+def _normalised(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    """By the means and variances of the batch, with torch's own epsilon."""
+    # not the function of torch.nn, which looks at the shape first: a step has many of these
+    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, 1e-5, True)
 
 
 def _reduce(x: Tensor, weights: Weights, name: str) -> Tensor:
@@ -177,12 +189,40 @@ def _reduce(x: Tensor, weights: Weights, name: str) -> Tensor:
     return x + shortcut
 
 
+class _Plan(NamedTuple):
+    """What has to be computed of a cell, the same in all cells."""
+
+    operations: Cell
+    full: bool
+    read: frozenset[int]
+    """Nodes that the last one depends on, and itself; the others get no gradient."""
+    rectified: frozenset[int]
+    """Nodes that a convolution reads."""
+
+    @classmethod
+    def of(cls, operations: Cell, *, full: bool) -> "_Plan":
+        """From the last node back to the first."""
+        read, rectified = {NODES - 1}, set()
+        # edges come in the order of their ends
+        for operation, (end, start) in reversed(list(zip(operations, EDGES, strict=True))):
+            if end in read and operation != NONE:
+                read.add(start)
+            if full or (end in read and operation in _KERNELS):
+                rectified.add(start)
+        return cls(operations, full, frozenset(read), frozenset(rectified))
+
+    def needs(self, node: int) -> bool:
+        """In the full form other operations than the chosen ones read a node too."""
+        return self.full or node in self.read
+
+
 class _Cell(NamedTuple):
     """One cell of the network."""
 
     name: str
-    operations: Cell
     weights: Weights
+    plan: _Plan
+    slopes: Slopes | None
 
     def output(self, operation: int, edge: int, x: Tensor, rectified: Tensor) -> Tensor | None:
         """What an operation makes of a node; None is a tensor of zeros."""
@@ -194,115 +234,55 @@ class _Cell(NamedTuple):
             return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
         kernel = self.weights[f"{_name(self.name, edge, operation)}.kernel"]
         y = conv2d(rectified, kernel, padding=_KERNELS[operation] // 2)
-        return batch_norm(y, None, None, training=True)
+        return _normalised(y)
 
-
-Outputs = Sequence[Tensor | None]
-"""Of the five operations of an edge; None where it is zero, or was not run."""
-_JoinNode = Callable[[int, Sequence[int], Sequence[Outputs], Tensor], Tensor]
-"""Adds up a node: its number, the operation of each edge, what these gave, and a tensor that has
-the shape of a node."""
-
-
-def _run_cell(cell: _Cell, x: Tensor, join: _JoinNode) -> Tensor:
-    nodes, rectified = [x], [relu(x)]
-    for node in range(1, NODES):
-        edges = [edge for edge, (end, _) in enumerate(EDGES) if end == node]
-        outputs = []
-        for edge in edges:
-            before = EDGES[edge][1]
-            outputs.append(_outputs(cell, edge, (nodes[before], rectified[before]), join))
-        nodes.append(join(node, [cell.operations[edge] for edge in edges], outputs, x))
-        if node < NODES - 1:
-            rectified.append(relu(nodes[node]))
-    return nodes[-1]
-
-
-def _outputs(cell: _Cell, edge: int, inputs: tuple[Tensor, Tensor], join: _JoinNode) -> Outputs:
-    """Of the chosen operation; of the others only if they are needed, and without a gradient."""
-    chosen = cell.operations[edge]
-    outputs: list[Tensor | None] = [None] * len(OPERATIONS)
-    if isinstance(join, _Join) and join.full:
+    def others(self, edge: int, x: Tensor, rectified: Tensor) -> dict[int, Tensor]:
+        """What the operations that were not chosen make of a node, without a gradient."""
+        chosen, outputs = self.plan.operations[edge], {}
         with torch.no_grad():
             for operation in range(len(OPERATIONS)):
-                if operation != chosen:
-                    outputs[operation] = cell.output(operation, edge, *inputs)
-    outputs[chosen] = cell.output(chosen, edge, *inputs)
-    return outputs
+                y = None if operation == chosen else self.output(operation, edge, x, rectified)
+                if y is not None:
+                    outputs[operation] = y
+        return outputs
 
 
-def _add_up(_: int, chosen: Sequence[int], outputs: Sequence[Outputs], like: Tensor) -> Tensor:
-    """A node without a gradient of the architecture."""
-    parts = [outputs[edge][operation] for edge, operation in enumerate(chosen)]
-    return _sum([part for part in parts if part is not None], like)
+def _run_cell(cell: _Cell, x: Tensor) -> Tensor:
+    plan = cell.plan
+    nodes: dict[int, tuple[Tensor, Tensor]] = {}
+    node = x
+    for number in range(NODES):
+        if not plan.needs(number):
+            continue
+        if number:
+            node = _run_node(cell, number, nodes, x)
+        nodes[number] = node, relu(node) if number in plan.rectified else node
+    return node
 
 
-def _sum(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    if not parts:
-        return torch.zeros_like(like)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-@dataclass(frozen=True)
-class _Join:
-    """Adds up nodes such that the samples of their edges get a gradient."""
-
-    pieces: Sequence[Tensor]
-    """The samples of the edges of each node."""
-    full: bool
-
-    def __call__(
-        self, node: int, chosen: Sequence[int], outputs: Sequence[Outputs], like: Tensor
-    ) -> Tensor:
-        apply: Callable[..., Tensor] = _Node.apply
-        flat = [output for edge in outputs for output in edge]
-        return apply(self.pieces[node - 1], tuple(chosen), self.full, like.detach(), *flat)
-
-
-class _Node(torch.autograd.Function):
-    """The sum over edges of the chosen operation's output, as a function of the samples too.
-
-    With g the gradient of the node, the sample of an operation j gets g·output_j in the full form.
-    GDAS multiplies the chosen output by its weight and adds the plain number w_j of each other
-    operation to it: there these get the sum of the elements of g.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        samples: Tensor,
-        chosen: tuple[int, ...],
-        full: bool,
-        like: Tensor,
-        *outputs: Tensor | None,
-    ) -> Tensor:
-        ctx.chosen, ctx.full = chosen, full
-        ctx.save_for_backward(*outputs)
-        places = [edge * len(OPERATIONS) + operation for edge, operation in enumerate(chosen)]
-        parts = [x for x in (outputs[place] for place in places) if x is not None]
-        total = _sum(parts, like)
-        return total.view_as(total) if len(parts) == 1 else total
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        flat = g.reshape(-1)
-        # of operations that are zero, and of those that were not run
-        zero = g.new_zeros(()) if ctx.full or NONE in ctx.chosen else flat
-        elsewhere = zero if ctx.full else g.sum()
-        entries: list[Tensor] = []
-        gradients: list[Tensor | None] = []
-        for place, output in enumerate(ctx.saved_tensors):
-            edge, operation = divmod(place, len(OPERATIONS))
-            chosen = operation == ctx.chosen[edge]
-            if output is not None:
-                entries.append(torch.dot(flat, output.reshape(-1)))
-            else:
-                entries.append(zero if chosen else elsewhere)
-            gradients.append(g if chosen and output is not None else None)
-        return torch.stack(entries).view(-1, len(OPERATIONS)), None, None, None, *gradients
+def _run_node(
+    cell: _Cell, number: int, nodes: Mapping[int, tuple[Tensor, Tensor]], like: Tensor
+) -> Tensor:
+    """The sum of what the chosen operations make of earlier nodes."""
+    plan, slopes = cell.plan, cell.slopes
+    outputs: dict[int, Tensor] = {}
+    others: dict[tuple[int, int], Tensor] = {}
+    for edge, (end, start) in enumerate(EDGES):
+        if end != number:
+            continue
+        operation = plan.operations[edge]
+        # a node that no chosen operation reads counts for nobody but those that were not chosen
+        if plan.full and number in plan.read:
+            made = cell.others(edge, *nodes[start])
+            others |= {(edge, operation): y for operation, y in made.items()}
+        if operation != NONE:
+            y = cell.output(operation, edge, *nodes[start])
+            assert y is not None
+            outputs[edge] = y
+    if slopes is not None and number in plan.read:
+        places = {(edge, plan.operations[edge]): y for edge, y in outputs.items()}
+        return slopes.add_up(number, places, others, like)
+    return add(list(outputs.values()), like)
 
 
 class _Parts(torch.autograd.Function):
@@ -316,12 +296,23 @@ class _Parts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[0].new_zeros(1, ctx.size)
-        torch._foreach_copy_(_cut(total, ctx.places), gradients)
+        pieces = [x.view(-1) for x in _pieces(total, ctx.places)]
+        torch._foreach_copy_(pieces, [in_memory(g) for g in gradients])
         return total, None
 
 
 def _cut(flat: Tensor, places: Sequence[Place]) -> tuple[Tensor, ...]:
+    return tuple(
+        # a kernel lies in memory with the channels last
+        piece.view(place.shape[0], *place.shape[2:], place.shape[1]).permute(0, 3, 1, 2)
+        if len(place.shape) == 4
+        else piece.view(place.shape)
+        for piece, place in zip(_pieces(flat, places), places, strict=True)
+    )
+
+
+def _pieces(flat: Tensor, places: Sequence[Place]) -> tuple[Tensor, ...]:
     # places come in order: one call for all of them, and what lies between two is left out
     ends = [0, *(x for place in places for x in (place.start, place.end)), flat.shape[1]]
-    pieces = flat[0].split([end - start for start, end in pairwise(ends)])[1::2]
-    return tuple(piece.view(x.shape) for piece, x in zip(pieces, places, strict=True))
+    pieces: tuple[Tensor, ...] = flat[0].split([end - start for start, end in pairwise(ends)])
+    return pieces[1::2]
