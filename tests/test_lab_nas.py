@@ -304,7 +304,7 @@ def test_the_images_of_cifar10():
 def test_crops_are_those_of_flipped_images_in_a_black_frame():
     halves = nas_cases.halves()
     crops = images.Crops(halves.weights, torch.device("cpu"))
-    numbers = torch.tensor([[0.0, 0.0, 0.0], [0.9, 0.5, 0.99], [0.2, 4 / 9, 4 / 9]])
+    numbers = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.5, 0.99], [0.49, 4 / 9, 4 / 9]])
     x, labels = crops.batch(crops.places(torch.tensor([4, 5, 6]), numbers))
     assert labels.equal(halves.weights.labels[4:7])
     mean, scale = (
@@ -577,6 +577,23 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes):
     assert cell == tuple(p.argmax(-1).tolist())
     assert last["test"][0] == nas_cases.TABLE[cell].accuracies["test"]
     assert last["none_edges"][0] == cell.count(0)
+
+
+def test_the_architecture_sees_the_weights_as_they_are_now():
+    searched = nas_cases.stack()
+    before = searched.state(0)
+    model = searched.model
+
+    def check():
+        now = model._network.weights(model.weights.detach(), (), every=True)
+        assert now.keys() == model._views.keys()
+        for name, x in now.items():
+            assert x.equal(model._views[name]), name
+
+    searched.advance()
+    check()
+    searched.load_state(0, before)
+    check()
 
 
 def test_updates_are_not_compiled_in_each_of_many_processes(monkeypatch):
