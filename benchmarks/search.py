@@ -1,43 +1,90 @@
 """Time architecture searches on a GPU: several processes of the lab beside a plain loop.
 
+  step      the supernet of NATS-Bench (16 channels, 5 cells a stage, batch 64): time of a run-step
+            with some numbers of processes, with both gradients of the architecture
+  profile   what a step of one search does on a GPU: kernels by the time that they take
+
 A run-step is one step of one search: an update of the weights, then one of the architecture. The
 plain loop is one search as anybody would write it, after the released code: modules of torch.nn,
 the chosen operation times its weight plus the weights of the others, the index of each edge asked
 from the device where it is needed, torch.optim.SGD and Adam, float32 throughout. Both train on
-random pixels, which cost as much as images. The lab's time is taken while all processes train: from
-when the last of them has done an epoch until the first one ends. For each number of processes a
-line is added to the file, so a run that is cut short keeps what it has.
+random pixels, which cost as much as images. The time of the lab is that of epochs that begin when
+all processes train and end before the first one is done, divided by the run-steps that all of them
+take meanwhile. The plain loop is timed before and after each of them, on an idle GPU. Before
+anything is timed, the lab's network must give the loss and the gradients of the plain one: a
+speedup is never reported on a red gate.
+
+The CSV is written after each section and keeps the stored rows of the others; the tables of
+docs/architecture-search.md follow from it (python benchmarks/table.py).
 
 examples:
-  PYTHONPATH=src python benchmarks/search.py --output FOLDER       about four minutes on an H200
-  PYTHONPATH=src python benchmarks/search.py --processes 12 --gradient full
-  PYTHONPATH=src python benchmarks/search.py --device cpu --quick   does it run?
+  PYTHONPATH=src python benchmarks/search.py --commit HASH --output FOLDER
+  PYTHONPATH=src python benchmarks/search.py --only profile
+  PYTHONPATH=src python benchmarks/search.py --device cpu --quick              does it run?
 """
 
-import argparse
-import csv
-import dataclasses
-import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import measure
+import pages
 import torch
+from listops import short_name
+from measure import Benchmark, File, RedGate, Row, Setup, Unavailable
 from torch import Tensor, nn
 
 import discretegrad
-from discretegrad_lab import Listener, Run, load_recipes
+from discretegrad_lab import Listener, Run, Stack, load_recipes
 from discretegrad_lab.runs import mps
-from discretegrad_lab.runs.environment import describe, device_name
 from discretegrad_lab.runs.processes import execute
-from discretegrad_lab.tasks.nas.cells import EDGES
+from discretegrad_lab.tasks.nas.cells import EDGES, OPERATIONS
+from discretegrad_lab.tasks.nas.network import Samples, Supernet
 
 SWEEP = Path(__file__).with_name("search_sweep.py")
-NAME = "search.csv"
-PROCESSES = (1, 4, 12, 16)
+PLAIN, LAB = "plain loop", "lab"
+TOLERANCE = 1e-6  # how far a loss or gradient of the lab may be from those of the plain loop
+CELL = (3, 2, 1, 4, 3, 0)  # one with all operations, which the gate compares
+NEVER = "the processes never trained at the same time"
+
+
+# what is trained
+
+
+class Plan(NamedTuple):
+    """How large everything is; a rehearsal has other numbers."""
+
+    cases: tuple[tuple[int, str], ...] = ((12, "gdas"), (12, "full"), (5, "gdas"), (1, "gdas"))
+    """Processes and the form of the gradient, the important ones first."""
+    fields: Mapping[str, Any] = {"images": 50 * 64, "epochs": 8}
+    """Of the runs: short epochs, so that many lie in the time of all processes."""
+    plain_steps: int = 10
+    """Of the plain loop, before and after."""
+
+
+FULL = Plan()
+QUICK = Plan(
+    cases=((2, "gdas"), (2, "full")),
+    fields={"channels": 2, "cells": 1, "images": 16, "batch": 8, "epochs": 15},
+    plain_steps=2,
+)
+
+
+def plan_of(setup: Setup) -> Plan:
+    return QUICK if setup.quick else FULL
+
+
+def runs_of(count: int, gradient: str, plan: Plan) -> list[Any]:
+    """Searches of random pixels, each with its own seed."""
+    (recipe,) = load_recipes(SWEEP)
+    runs = recipe.runs(seeds=range(count))
+    return [replace(run, **{"gradient": gradient, **plan.fields}) for run in runs]
 
 
 # the plain loop
@@ -153,47 +200,103 @@ class PlainSearch:
         self.images = torch.randn(shape, device=device)
         self.labels = torch.randint(10, (run.batch,), device=device)
 
+    def loss(self, z: Tensor) -> Tensor:
+        """Of the cell that a sample stands for."""
+        index = z.argmax(-1)
+        x = self.stem(self.images)
+        for layer in self.layers:
+            x = layer(x, z, index) if isinstance(layer, PlainCell) else layer(x)
+        logits = self.classifier(self.head(x).mean((2, 3)))
+        return nn.functional.cross_entropy(logits, self.labels)
+
     def step(self) -> None:
         """Both updates; unsampled operations keep gradients of zero."""
         for optimiser in (self.weights, self.architecture):
             self.weights.zero_grad(set_to_none=False)
             self.architecture.zero_grad(set_to_none=False)
-            z = discretegrad.reinmax(self.alpha)
-            index = z.argmax(-1)
-            x = self.stem(self.images)
-            for layer in self.layers:
-                x = layer(x, z, index) if isinstance(layer, PlainCell) else layer(x)
-            logits = self.classifier(self.head(x).mean((2, 3)))
-            nn.functional.cross_entropy(logits, self.labels).backward()
+            self.loss(discretegrad.reinmax(self.alpha)).backward()
             optimiser.step()
 
+    def named_weights(self) -> dict[str, Tensor]:
+        """Under the names that the lab gives them."""
+        names = {"stem.kernel": self.stem[0].weight, **_norm("stem", self.stem[1])}
+        stage, number = 0, 0
+        for layer in self.layers:
+            if isinstance(layer, Halve):
+                stage, number = stage + 1, 0
+                block, name = layer.block, f"reduction{stage}"
+                for part, place in (("first", 1), ("second", 4)):
+                    names[f"{name}.{part}.kernel"] = block[place].weight
+                    names |= _norm(f"{name}.{part}", block[place + 1])
+                names[f"{name}.shortcut.kernel"] = layer.shortcut[1].weight
+                continue
+            for edge, (end, start) in enumerate(EDGES):
+                for operation in (2, 3):
+                    name = f"stage{stage}.cell{number}.{end}<-{start}.{OPERATIONS[operation]}"
+                    names[f"{name}.kernel"] = layer.edges[edge][operation].layers[1].weight
+            number += 1
+        names |= _norm("head", self.head[0])
+        linear = self.classifier
+        return names | {"head.linear": linear.weight, "head.offset": linear.bias}
 
-def plain_seconds(run: Any, device: torch.device, steps: int) -> float:
-    """The median time of a step."""
-    precision = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+
+def _norm(name: str, layer: Any) -> dict[str, Tensor]:
+    return {f"{name}.scale": layer.weight, f"{name}.shift": layer.bias}
+
+
+def checked(run: Any, device: torch.device) -> None:
+    """In float64: so deep a network magnifies what float32 rounds."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     try:
-        loop, times = PlainSearch(run, device), []
-        for number in range(steps + 5):
-            begin = time.perf_counter()
-            loop.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if number >= 5:
-                times.append(time.perf_counter() - begin)
+        check(PlainSearch(run, device), run)
     finally:
-        torch.backends.cudnn.allow_tf32 = precision
-    return statistics.median(times)
+        torch.set_default_dtype(default)
+
+
+def check(loop: PlainSearch, run: Any) -> None:
+    """The lab's network must have the loss and the gradients of the plain one."""
+    device, dtype = loop.images.device, loop.images.dtype
+    network = Supernet(run.channels, run.cells)
+    flat = torch.zeros(1, network.size, device=device, dtype=dtype)
+    plain = loop.named_weights()
+    with torch.no_grad():
+        for name, x in network.weights(flat, CELL, every=True).items():
+            x.copy_(plain[name])
+    flat.requires_grad_()
+    one_hot = nn.functional.one_hot(torch.tensor(CELL, device=device), 5).to(dtype)
+    z, own_z = one_hot.clone().requires_grad_(), one_hot.clone().requires_grad_()
+    weights = network.weights(flat, CELL)
+    logits = network(loop.images, weights, CELL, Samples(own_z, full=False))
+    own = nn.functional.cross_entropy(logits, loop.labels)
+    theirs = loop.loss(z)
+    names = ("head.linear", "stage0.cell0.1<-0.nor_conv_3x3.kernel", "stem.kernel")
+    found = torch.autograd.grad(own, [own_z, *(weights[name] for name in names)])
+    expected = torch.autograd.grad(theirs, [z, *(plain[name] for name in names)])
+    pairs = zip(("loss", "samples", *names), (own, *found), (theirs, *expected), strict=True)
+    faults = []
+    for name, x, y in pairs:
+        error = ((x - y).abs().max() / y.abs().max().clamp_min(1e-12)).item()
+        if not error <= TOLERANCE:
+            faults.append(f"{name} is off by {error:.2g}")
+    if faults:
+        raise RedGate("; ".join(faults))
+
+
+def plain_seconds(loop: PlainSearch, steps: int, setup: Setup) -> list[float]:
+    """Of each step."""
+    loop.step()
+    return [measure.block_seconds(loop.step, 1, setup) for _ in range(steps)]
 
 
 # the lab
 
 
 class Clock(Listener):
-    """When epochs were done, by run."""
+    """When epochs began and ended, by run."""
 
     def __init__(self) -> None:
-        self.times: dict[Run, list[float]] = {}
+        self.epochs: dict[Run, list[tuple[float, float]]] = {}
         self.present: tuple[Run, ...] = ()
 
     def stack_started(
@@ -206,70 +309,202 @@ class Clock(Listener):
         self, epoch: int, metrics: Mapping[str, Sequence[float]], seconds: float
     ) -> None:
         """Note the time."""
+        end = time.perf_counter()
         for run in self.present:
-            self.times.setdefault(run, []).append(time.perf_counter())
+            self.epochs.setdefault(run, []).append((end - seconds, end))
+
+    def together(self) -> list[float]:
+        """How long epochs took that lie in the time when all runs were trained."""
+        # the first epoch of a run warms up
+        begin = max(epochs[0][1] for epochs in self.epochs.values())
+        end = min(epochs[-1][1] for epochs in self.epochs.values())
+        every = [epoch for epochs in self.epochs.values() for epoch in epochs[1:]]
+        return [last - first for first, last in every if begin <= first and last <= end]
 
 
-def lab_seconds(runs: Sequence[Run], processes: int, device: torch.device) -> float:
-    """Of a run-step, while all processes train; NaN if they never do at the same time."""
+def lab_seconds(runs: Sequence[Any], setup: Setup) -> list[float]:
+    """Of a run-step, from each epoch while all processes train."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        execute(runs, folder, processes=processes, device=device, listener=clock)
-    begin = max(times[0] for times in clock.times.values())
-    end = min(times[-1] for times in clock.times.values())
-    epochs = sum(sum(begin < t <= end for t in times) for times in clock.times.values())
-    # where the first one ends before the last one has begun, there is no such time
-    return (end - begin) / (epochs * runs[0].steps_per_epoch) if epochs else math.nan
+        execute(runs, folder, processes=len(runs), device=setup.device, listener=clock)
+    if not (epochs := clock.together()):
+        raise Unavailable(NEVER)
+    return [seconds / (runs[0].steps_per_epoch * len(runs)) for seconds in epochs]
 
 
-def main() -> None:
-    """Measure and write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=int, nargs="+", default=PROCESSES)
-    parser.add_argument("--gradient", choices=("gdas", "full"), default="gdas")
-    parser.add_argument("--epochs", type=int, default=12, help="of 50 steps each")
-    parser.add_argument("--output", type=Path, default=Path("output/benchmarks"))
-    parser.add_argument("--commit", default="", help="of this tree, where git cannot say")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal in miniature")
-    options = parser.parse_args()
-    device = torch.device(options.device)
-    (recipe,) = load_recipes(SWEEP)
-    changes: dict[str, Any] = {"gradient": options.gradient, "epochs": options.epochs}
-    if options.quick:
-        changes |= {"channels": 2, "cells": 1, "images": 16, "batch": 8, "epochs": 3}
-    runs = [
-        dataclasses.replace(run, **changes)
-        for run in recipe.runs(seeds=range(max(options.processes)))
-    ]
-    environment = describe(device, tf32=True)
-    with mps.shared_gpu(str(device)) as why_not:
-        service = why_not or ("yes" if device.type == "cuda" else "no GPU")
-    plain = plain_seconds(runs[0], device, 2 if options.quick else 20)
-    options.output.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for count in (0, *options.processes):
-        seconds = lab_seconds(runs[:count], count, device) if count else plain
-        rows.append(
-            {
-                "provider": f"{count} processes" if count else "plain loop",
-                "gradient": options.gradient if count else "gdas",
-                "milliseconds_per_run_step": f"{1000 * seconds:.4g}",
-                "speedup": f"{plain / seconds:.4g}",
-                "mps": service if count else "",
-                "device": device_name(device),
-                "torch": torch.__version__,
-                "commit": options.commit or environment.get("commit") or "unknown",
-            }
-        )
-        print(*rows[-1].values(), sep=", ", flush=True)
-        with (options.output / NAME).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+def step_rows(setup: Setup) -> Iterator[Row]:
+    plan = plan_of(setup)
+    (run,) = runs_of(1, "gdas", plan)
+    about = {"section": "step", "case": named(run)}
+    precision = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        loop = PlainSearch(run, setup.device)
+        gate = measure.attempt(partial(checked, run, setup.device))[1]
+        with mps.shared_gpu(str(setup.device)) as why_not:
+            service = why_not or ("yes" if setup.on_gpu else "no GPU")
+        all_plain: list[float] = []
+        for processes, gradient in plan.cases:
+            row = about | {"provider": LAB, "processes": processes, "gradient": gradient}
+            row |= {"mps": service, "status": gate}
+            if gate == "ok":
+                runs = runs_of(processes, gradient, plan)
+                numbers, row["status"] = measure.attempt(
+                    partial(timed, runs, loop, setup, all_plain)
+                )
+                row |= numbers or {}
+            measure.release()
+            yield row
+    finally:
+        torch.backends.cudnn.allow_tf32 = precision
+    row = about | {"provider": PLAIN, "processes": 1, "gradient": "gdas"}
+    if not all_plain:
+        yield row | {"status": "not measured"}
+        return
+    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
+
+
+def timed(runs: Sequence[Any], loop: PlainSearch, setup: Setup, all_plain: list[float]) -> Row:
+    """Time the lab between two rounds of the plain loop, whose times are added to a list."""
+    setup.check_time()
+    steps = plan_of(setup).plain_steps
+    plain = plain_seconds(loop, steps, setup)
+    times = lab_seconds(runs, setup)
+    plain += plain_seconds(loop, steps, setup)
+    all_plain += plain
+    # by its median: nothing of the two happens at the same time
+    ratios = [statistics.median(plain) / seconds for seconds in times]
+    return {
+        "rounds": len(times),
+        "steps_per_epoch": runs[0].steps_per_epoch,
+        **measure.spread("seconds", times),
+        **measure.spread("speedup", ratios),
+    }
+
+
+def profile_rows(setup: Setup) -> Iterator[Row]:
+    """The kernels of a step, by their names."""
+    plan = plan_of(setup)
+    for gradient in ("gdas", "full"):
+        about = {"section": "profile", "case": gradient, "processes": 1, "gradient": gradient}
+        if not setup.on_gpu:
+            yield about | {"provider": "all", "status": "needs a GPU"}
+            continue
+        (recipe,) = load_recipes(SWEEP)
+        stack = Stack(recipe.task.model, runs_of(1, gradient, plan), setup.device)
+        numbers, status = measure.attempt(partial(profiled, stack))
+        for provider, row in (numbers or {"all": {}}).items():
+            yield about | {"provider": provider, "status": status, **row}
+
+
+def profiled(stack: Stack) -> dict[str, Row]:
+    """Launches and seconds of a step: on the clock, of all kernels, and of those that take most."""
+    for _ in range(2):
+        stack.advance()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    stack.advance()
+    alone = (time.perf_counter() - begin) / stack.steps_per_epoch
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        stack.advance()
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    events = [event for event in profile.events() if event.device_type == on_gpu]
+    seconds, launches = Counter[str](), Counter[str]()
+    for event in events:
+        name = short_name(event.name)
+        seconds[name] += event.device_time * 1e-6
+        launches[name] += 1
+
+    def of_step(count: int, spent: float) -> Row:
+        steps = stack.steps_per_epoch
+        return {"launches": round(count / steps, 1), "seconds": measure.rounded(spent / steps)}
+
+    return {
+        "a step on the clock": {"seconds": measure.rounded(alone)},
+        "all": of_step(len(events), sum(seconds.values())),
+    } | {name: of_step(launches[name], spent) for name, spent in seconds.most_common(15)}
+
+
+def named(run: Any) -> str:
+    return f"{run.channels} channels, {run.cells} cells a stage, batch {run.batch}"
+
+
+FILE = File(
+    "search.csv",
+    (
+        *("section", "case", "provider", "processes", "gradient", "mps", "status", "rounds"),
+        *("steps_per_epoch", *measure.with_spread("seconds", "speedup"), "launches"),
+        *("gpu", "cpu", "cores", "threads", "python", "torch", "triton"),
+        *("discretegrad", "commit", "uncommitted_changes", "date", "command"),
+    ),
+)
+SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
+    "step": step_rows,
+    "profile": profile_rows,
+}
+BENCHMARK = Benchmark(
+    "benchmarks/search.py",
+    __doc__,
+    SECTIONS,
+    dict.fromkeys(SECTIONS, FILE),
+    limit_seconds=300.0,
+)
+TARGETS = (
+    pages.Target(
+        {"section": "step", "provider": LAB, "processes": "12", "gradient": "gdas"},
+        "12 searches",
+        "seconds",
+        5.0,
+        "at most {} ms per run-step",
+        1e-3,
+        partial(pages.interval, quantity="seconds", unit=1e-3),
+    ),
+)
+
+
+# the page
+
+
+def blocks(results: pages.Results) -> dict[str, str]:
+    """The generated parts of the page."""
+    return {
+        "provenance": pages.provenance(results.rows) or pages.NOT_MEASURED,
+        "targets": pages.targets_table(TARGETS, results.rows),
+        "step": step_table(results.of(section="step")),
+        "profile": profile_table(results.of(section="profile")),
+    }
+
+
+def step_table(rows: Sequence[Row]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: row["provider"],
+        "processes": lambda row: row["processes"],
+        "gradient": lambda row: row["gradient"],
+        "a run-step": pages.seconds,
+        "a search of 39,100 steps": lambda row: minutes(row),
+        "vs the plain loop": lambda row: pages.ratio(row, "speedup"),
+        "MPS": lambda row: row["mps"],
+    }
+    return pages.table(rows, "", columns)
+
+
+def minutes(row: Row) -> str:
+    """How long the searches of all processes take together."""
+    return f"{39_100 * float(row['seconds']) * int(row['processes']) / 60:.0f} min"
+
+
+def profile_table(rows: Sequence[Row]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: f"{row['case']}: `{row['provider']}`",
+        "launches": lambda row: row["launches"],
+        "time": pages.seconds,
+    }
+    return pages.table(rows, "", columns)
+
+
+PAGE = pages.Page(pages.DOCS / "architecture-search.md", (FILE.name,), blocks)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCHMARK.main())

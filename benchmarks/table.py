@@ -6,8 +6,8 @@
                                                 folder, into the same folder
 
 Sources: the CSV files in benchmarks/ (run.py, steps.py, kernels.py, stacks.py, subsets.py,
-listops.py, and make soak), the folders below results/ (discretegrad run RECIPE, then discretegrad
-report RECIPE) and the registry.
+listops.py, search.py, and make soak), the folders below results/ (discretegrad run RECIPE, then
+discretegrad report RECIPE) and the registry.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import listops
 import reliability
 import reproduction
 import run
+import search
 import stacks
 import steps
 import subsets
@@ -30,6 +31,7 @@ from discretegrad_lab.report.document import Figure
 README = ROOT / "README.md"
 PAGES = (
     *(run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, subsets.PAGE, listops.PAGE),
+    search.PAGE,
     reliability.PAGE,
 )
 

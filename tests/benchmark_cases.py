@@ -14,8 +14,8 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against kernels listops measure pages plain reproduction run samplers several stacks steps "
-    "subsets table"
+    "against kernels listops measure pages plain reproduction run samplers search several "
+    "stacks steps subsets table"
 )
 (
     against,
@@ -27,6 +27,7 @@ SCRIPTS = (
     reproduction,
     run,
     samplers,
+    search,
     several,
     stacks,
     steps,
