@@ -5,8 +5,7 @@ members cannot share a convolution. All weights lie in one tensor instead, so th
 handful of kernels, and operations that a step has not run get a gradient of zero. Momentum and
 decay move these all the same, as they do in the released code.
 
-Channels come last in memory, which is how tensor cores want them: otherwise a convolution would
-turn its factors around first.
+Channels come last in memory, the order in which cuDNN's convolutions on tensor cores read them.
 """
 
 import math
