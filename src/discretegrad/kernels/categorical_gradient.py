@@ -133,14 +133,14 @@ def _gradient_kernel(
         here = tl.where(drawn < first_column + n, drawn, -1)
     row_top = tl.load(statistics + row, mask=in_rows, other=0.0)
     inverse_total = 1 / tl.load(statistics + rows + row, mask=in_rows, other=1.0)
-    if ONE_BLOCK and PART == 2 and STORES_E:
+    if (ONE_BLOCK and PART == 2) and STORES_E:
         e, g = _load(result, mask, gradient, begin, n, in_rows, result_column, mask_column,
                      gradient_column, False, 0, BLOCK, DROP, DROP)  # fmt: skip
     elif ONE_BLOCK:
         x, g = _load(logits, mask, gradient, begin, n, in_rows, logits_column, mask_column,
                      gradient_column, HAS_MASK, PER_THREAD, BLOCK, DROP if PART == 2 else NORMAL,
                      DROP if PART == 2 else NORMAL)  # fmt: skip
-    if ONE_BLOCK and BLOCK <= SHORT and not PIECES:
+    if (ONE_BLOCK and BLOCK <= SHORT) and not PIECES:
         # a sum over a short row is faster than a load that has to wait for the index
         at = tl.arange(0, BLOCK)[None, :] == drawn
         at_draw = tl.sum(tl.where(at, g, 0.0), 1, keep_dims=True)
