@@ -616,8 +616,22 @@ def test_a_blend_ends_in_straight_through_and_reinmax(case):
     check_ends(case, *inputs(3, 7))
 
 
+# the forms that rows of such a length have
+FORMS_OF_LENGTHS = pytest.mark.parametrize(
+    ("n", "small_blocks", "short_rows"),
+    [
+        (5, "whole", "threads share rows"),
+        (5, "whole", "rows of a thread"),
+        (20, "whole", "threads share rows"),
+        (20, "in pieces", "threads share rows"),
+    ],
+    ids=["shared", "of a thread", "whole", "in pieces"],
+    indirect=["small_blocks", "short_rows"],
+)
+
+
 @each(CATEGORICAL)
-@pytest.mark.parametrize("n", [5, 20], ids=["one block", "several"])
+@FORMS_OF_LENGTHS
 def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks, short_rows):
     """Each category far above the others, and each one drawn: no |g| in the tolerance."""
     ends = torch.tensor([0, 1, 2, n - 2, n - 1])
