@@ -22,6 +22,6 @@ def _rank(rank: int, function: Callable[[int], Any], folder: str) -> None:
     torch.save(function(rank), f"{folder}/rank{rank}.pt")
     store.set(f"saved {rank}", "")
     store.wait(["saved 0", "saved 1"])
-    # Not a return: gloo's threads may outlive the interpreter and then abort the process, whose
-    # work is done (seen once in several hundred runs on a loaded machine, torch 2.13).
+    # not a return: gloo's threads may outlive the interpreter and then abort the process, whose
+    # work is done (seen once, with torch 2.13)
     os._exit(0)

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -909,3 +910,27 @@ def test_an_interrupted_command_saves_and_goes_on(here, monkeypatch):
     again = lines(call("run", "long", "--json", "--budget", "1s", "--device", "cpu").stdout)
     assert again[-1]["exit_code"] == 3
     assert next(event for event in again if event["event"] == "stack_started")["epoch"] > 0
+
+
+# commands on pages
+
+
+ROOT = Path(__file__).parents[1]
+ON_PAGES = sorted(
+    {
+        command.partition("#")[0].strip()
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+        for command in block.replace("\\\n", " ").splitlines()
+        if command.startswith("discretegrad ")
+    }
+)
+
+
+@pytest.mark.parametrize("command", ON_PAGES)
+def test_a_command_of_a_page_has_arguments_that_there_are(command):
+    words, parser = shlex.split(command)[1:], typer.main.get_command(cli.app)
+    while hasattr(parser, "commands") and not words[0].startswith("-"):
+        group = parser.make_context(None, [*words], resilient_parsing=True)
+        parser, *words = parser.get_command(group, words[0]), *words[1:]
+    parser.make_context(None, words, resilient_parsing="--version" in words)

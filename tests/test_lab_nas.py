@@ -741,6 +741,8 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     curves = (reported / "probabilities.svg").read_text()
     # of 9 runs, 6 edges and 5 operations
     assert curves.count("<polyline") == 9 * 30
+    # after two steps the operations are still about equally likely
+    assert curves.count("from 0 to 0.25") == 5
     for drawing in (cells, curves):
         xml.etree.ElementTree.fromstring(drawing)
     # what needs no search stands beside the curves, and nowhere else

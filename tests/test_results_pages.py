@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from statistics import fmean, median, stdev
 
@@ -107,6 +108,31 @@ def test_stored_results_are_those_of_their_recipes():
         assert {row.identity for row in reproduction.read(name).rows} == runs, (
             f"run and report {name} again"
         )
+
+
+def git(*words):
+    """What git says of this checkout; nothing if there is none, or no git."""
+    if shutil.which("git") is None:
+        return ""
+    asked = subprocess.run(["git", "-C", str(measure.ROOT), *words], capture_output=True, text=True)
+    return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
+@pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository") != "false", reason="needs the whole history"
+)
+def test_the_commits_of_stored_results_are_in_the_history():
+    """One that is not there says nothing about how a number came about."""
+    files = [*measure.ROOT.glob("benchmarks/*.csv"), *measure.ROOT.glob("results/*/runs.csv")]
+    named = {
+        (file.relative_to(measure.ROOT).as_posix(), row["commit"].partition(" ")[0])
+        for file in files
+        for row in read_rows(file)
+        if row.get("commit")
+    }
+    ours = {commit[:7] for commit in git("rev-list", "HEAD").splitlines()}
+    assert named
+    assert not {(file, commit) for file, commit in named if commit[:7] not in ours}
 
 
 SEARCHES = [name for name, search in recipes().items() if search.choice is not None]

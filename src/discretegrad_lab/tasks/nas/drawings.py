@@ -118,7 +118,10 @@ def draw_probabilities(results: Results, rows: Sequence[Row]) -> Exhibit:
 
 
 def _highest(curves: Sequence[Mapping[str, Curve]]) -> float:
-    """A twentieth that no probability exceeds, far enough above those that are equal."""
+    """Where panels end: the largest probability, rounded up to a multiple of 0.05.
+
+    It is at least 0.25, so that five operations that are equally probable are not at the edge.
+    """
     largest = max((p for own in curves for curve in own.values() for _, p in curve), default=1.0)
     return max(0.25, min(1.0, math.ceil(20 * largest) / 20))
 

