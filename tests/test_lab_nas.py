@@ -339,6 +339,21 @@ def test_the_supernet_is_that_of_the_benchmark():
     assert kernel.abs().max().item() == pytest.approx(1 / 24, rel=1e-3)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 16])
+def test_weights_lie_where_a_gpu_can_read_them(channels):
+    """16 bytes at once, as cuDNN does."""
+    network = Supernet(channels, 1)
+    flat = network.start(torch.Generator().manual_seed(0)).unsqueeze(0)
+    used = torch.zeros_like(flat)
+    for name, x in network.weights(flat, (), every=True).items():
+        assert (x.data_ptr() - flat.data_ptr()) % 16 == 0, name
+    for x in network.weights(used, (), every=True).values():
+        x += 1
+    # no two share a number, and those of none stay zero: decay and momentum do not move them
+    assert used.max() == 1
+    assert flat[used == 0].eq(0).all()
+
+
 def plain_cell(x, w, name, z, form):
     """A cell as one would write it: every operation on every edge, weighted by its sample."""
     from torch.nn import functional as F

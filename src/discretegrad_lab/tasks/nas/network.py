@@ -23,6 +23,8 @@ from .slopes import Slopes, add, in_memory
 CLASSES = 10
 _KERNELS = {CONV_1: 1, CONV_3: 3}
 """Operations with weights, and the width of their kernels."""
+_STEP = 4
+"""A weight starts at a multiple of so many numbers, or 16 bytes, which cuDNN may read at once."""
 
 
 class Place(NamedTuple):
@@ -83,13 +85,14 @@ class Supernet:
 
     @property
     def size(self) -> int:
-        """How many numbers the weights are."""
+        """How many numbers the weights are, with those between two that are of no use."""
         return next(reversed(self.places.values())).end
 
     def _add(
         self, name: str, shape: tuple[int, ...], bound: float | None = None, value: float = 0.0
     ) -> None:
-        start = self.size if self.places else 0
+        end = self.size if self.places else 0
+        start = -(-end // _STEP) * _STEP
         self.places[name] = Place(start, shape, bound, value)
 
     def _convolution(self, name: str, inputs: int, outputs: int, kernel: int) -> None:
@@ -109,7 +112,7 @@ class Supernet:
 
     def start(self, generator: torch.Generator) -> Tensor:
         """All weights before training, by torch's default rules."""
-        weights = torch.empty(self.size)
+        weights = torch.zeros(self.size)
         for place in self.places.values():
             part = weights[place.start : place.end]
             if place.bound is None:
