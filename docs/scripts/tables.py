@@ -15,7 +15,13 @@ import discretegrad
 from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
-PAGES = ("choosing-an-estimator.md", "routers.md", "subsets.md", "theory.md")
+PAGES = (
+    "choosing-an-estimator.md",
+    "routers.md",
+    "subsets.md",
+    "theory.md",
+    "vector-quantisation.md",
+)
 _BLOCK = re.compile(
     r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated: \2 -->)", re.DOTALL
 )
@@ -64,6 +70,9 @@ def tables() -> dict[str, str]:
         "gapped": _gapped(),
         "subset_orders": _subset_orders(),
         "router_gradients": _router_gradients(),
+        "experts": _experts("accuracy", 2),
+        "experts_in_use": _experts("usage", 1),
+        "codebook": _codebook(),
         "blend": _blend(),
     }
 
@@ -304,6 +313,47 @@ def _blend() -> str:
         for name, label in labels.items()
     ]
     return _table(["-ELBO", *sizes], rows)
+
+
+def _experts(metric: str, digits: int) -> str:
+    """A number of the mixtures of experts for both data sets and all weights of the balance."""
+    labels = {
+        "sparse-mixer-1": "SparseMixer v1",
+        "sparse-mixer-2": "SparseMixer v2",
+        "top-1-gate": "Top-1 gate",
+        "reinmax-gated": "ReinMax, gated",
+        "top-1-st-gated": "Top-1 ST, gated",
+        "rloo-gated": "RLOO, gated",
+        "reinmax": "ReinMax",
+        "top-1-st": "Top-1 ST",
+        "rloo": "RLOO",
+        "soft-mixture": "All experts, soft",
+    }
+    cells: dict[str, dict[str, str]] = {key: {} for key in labels}
+    for recipe, images in (("experts-mnist", "MNIST"), ("experts-fashion", "Fashion-MNIST")):
+        for row in _results(recipe):
+            if row["metric"] == metric:
+                head = f"{images}, {float(row['balance']):g}"
+                cells[row["estimator"]][head] = _with_half(row, digits)
+    heads = list(cells["reinmax"])
+    rows = [[label, *(cells[key][head] for head in heads)] for key, label in labels.items()]
+    return _table(["balance", *heads], rows)
+
+
+def _codebook() -> str:
+    """Drawn and nearest codes in the autoencoder of MNIST."""
+    stored = {(row["metric"], row["estimator"]): row for row in _results("codebook-mnist")}
+    labels = {"copied": "Nearest, copied", "stgs": "STGS", "st": "ST", "reinmax": "ReinMax"}
+    metrics = {"test": "test reconstruction", "train": "loss in training", "usage": "codes in use"}
+    rows = [
+        [label, *(_with_half(stored[metric, key], 1) for metric in metrics)]
+        for key, label in labels.items()
+    ]
+    return _table(["", *metrics.values()], rows)
+
+
+def _with_half(row: Mapping[str, str], digits: int) -> str:
+    return f"{float(row['ours']):.{digits}f} ± {float(row['half_interval']):.{digits}f}"
 
 
 def _paper_temperatures() -> str:
