@@ -2,8 +2,6 @@
 
   step      the network of the paper (hidden size 300, batch 16): time of a run-step in stacks with
             the five estimators of the paper, and of RLOO with four parses of an expression
-  kernels   the same stacks with the lab's own kernels between the products of matrices and with
-            operations of torch in their place, by turns
   profile   what a step of the largest stack does on a GPU: kernels by the time that they take, for
             a short and a long width
 
@@ -24,7 +22,7 @@ docs/listops.md follow from it (python benchmarks/table.py). DATA holds the fold
 
 examples:
   PYTHONPATH=src python benchmarks/listops.py --data DATA --commit HASH --output FOLDER
-  PYTHONPATH=src python benchmarks/listops.py --data DATA --only kernels profile
+  PYTHONPATH=src python benchmarks/listops.py --data DATA --only profile
   PYTHONPATH=src python benchmarks/listops.py --device cpu --quick              does it run?
 """
 
@@ -49,7 +47,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from discretegrad_lab import Stack
-from discretegrad_lab.tasks.listops import kernels
 from discretegrad_lab.tasks.listops.batches import order
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.data import (
@@ -66,7 +63,6 @@ from discretegrad_lab.tasks.listops.recipes import SCORES, settings
 from discretegrad_lab.tasks.listops.scored import ScoredParsing
 
 PLAIN, STACK, SCORED = "plain loop", "stack of five estimators", f"stack of {SCORES[1].label}"
-PATHS = {"with kernels": "auto", "with torch alone": "torch"}
 TOLERANCE = 0.05  # how far the loss of a stack may be from that of the plain loop
 
 
@@ -383,63 +379,6 @@ def timed(
     }
 
 
-def kernel_rows(setup: Setup) -> Iterator[Row]:
-    """Both paths of the same runs."""
-    plan = plan_of(setup)
-    stacks = [(STACK, runs_of(plan.members[0], plan))]
-    stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
-    for name, runs in stacks:
-        about = {"section": "kernels", "case": name, "members": len(runs)}
-        if not setup.on_gpu:
-            yield from (about | {"provider": x, "status": "needs a GPU"} for x in PATHS)
-            continue
-        numbers, status = measure.attempt(partial(both_paths, runs, setup))
-        measure.release()
-        for provider in PATHS:
-            row = about | {"provider": provider, "status": status}
-            yield row | (numbers[provider] if numbers else {})
-
-
-def both_paths(runs: Sequence[Parsing], setup: Setup) -> dict[str, Row]:
-    """Time stacks of both paths by turns; their first losses must agree."""
-    setup.check_time()
-    plan = plan_of(setup)
-    expressions = expressions_of(plan, setup.data)
-    rows: dict[str, Row] = {}
-    entries, losses = [], []
-    for provider, backend in PATHS.items():
-        with measure.peak_memory(setup) as peak:
-            begin = time.perf_counter()
-            stack = stack_of(runs, expressions, setup.device)
-            call = partial(advance, stack, backend)
-            losses.append(statistics.fmean(call()["train_loss"]))
-            rows[provider] = {"start_seconds": time.perf_counter() - begin}
-        rows[provider]["peak_bytes"] = peak[0]
-        entries.append(Entry(provider, call, units=len(runs) * stack.steps_per_epoch))
-    ours, theirs = losses
-    if abs(ours - theirs) > TOLERANCE * theirs:
-        raise RedGate(f"the loss with kernels is {ours:.4g}, that with torch alone {theirs:.4g}")
-    times = measure.race(entries, plan.pace, setup)
-    for entry in entries:
-        row, own = rows[entry.provider], times[entry.provider]
-        speedups = measure.compared("speedup", own, times[entries[-1].provider])
-        row["start_seconds"] = round(
-            max(row["start_seconds"] - statistics.median(own) * entry.units, 0.0), 2
-        )
-        row |= {"rounds": len(own), "steps_per_epoch": entry.units // len(runs)}
-        row |= measure.spread("seconds", own) | measure.spread("speedup", speedups)
-    return rows
-
-
-def advance(stack: Stack, backend: str) -> dict[str, list[float]]:
-    """Train for an epoch by one of the paths."""
-    kernels.backend = backend
-    try:
-        return stack.advance()
-    finally:
-        kernels.backend = "auto"
-
-
 def profile_rows(setup: Setup) -> Iterator[Row]:
     """The kernels of a step of the largest stack, by their names."""
     plan = plan_of(setup)
@@ -504,7 +443,6 @@ FILE = File(
 )
 SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "step": step_rows,
-    "kernels": kernel_rows,
     "profile": profile_rows,
 }
 
@@ -550,7 +488,6 @@ def blocks(results: pages.Results) -> dict[str, str]:
         "provenance": pages.provenance(results.rows) or pages.NOT_MEASURED,
         "targets": pages.targets_table(TARGETS, results.rows),
         "step": step_table(results.of(section="step")),
-        "kernels": kernel_table(results.of(section="kernels")),
         "floor": floor_table(results.of(section="step")),
         "profile": profile_table(results.of(section="profile")),
     }
@@ -565,18 +502,6 @@ def step_table(rows: Sequence[Row]) -> str:
         "vs the plain loop": lambda row: pages.ratio(row, "speedup"),
         "memory": lambda row: pages.size(row["peak_bytes"]),
         "start": lambda row: f"{float(row['start_seconds']):.1f} s" if row["start_seconds"] else "",
-    }
-    return pages.table(rows, "", columns)
-
-
-def kernel_table(rows: Sequence[Row]) -> str:
-    columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: f"{row['case']}, {row['provider']}",
-        "members": lambda row: row["members"],
-        "a run-step": pages.seconds,
-        "vs torch alone": lambda row: pages.ratio(row, "speedup"),
-        "memory": lambda row: pages.size(row["peak_bytes"]),
-        "start": lambda row: f"{float(row['start_seconds']):.1f} s",
     }
     return pages.table(rows, "", columns)
 

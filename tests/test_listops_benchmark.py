@@ -107,8 +107,6 @@ def test_a_rehearsal_measures_everything_and_its_page_shows_it(tiny, tmp_path):
     measured = [(row["provider"], row["members"], row["status"]) for row in results.rows]
     assert measured == [
         (listops.STACK, "2", "ok"), (listops.SCORED, "1", "ok"), (listops.PLAIN, "1", "ok"),
-        *[(path, "2", "needs a GPU") for path in listops.PATHS],
-        *[(path, "1", "needs a GPU") for path in listops.PATHS],
         *[("all", "2", "needs a GPU")] * 2,
     ]  # fmt: skip
     text = listops.PAGE.text(results)
@@ -126,32 +124,6 @@ def test_a_speedup_is_never_reported_on_a_red_gate(tiny, monkeypatch):
         assert measure.is_red(row)
         assert "speedup" not in row
     assert loop["status"] == "not measured"
-
-
-def test_both_paths_are_timed_by_turns(tiny, monkeypatch):
-    """Which are one and the same on a CPU."""
-    paths, runs = [], listops.runs_of(2, tiny)
-    whole = listops.Stack.advance
-    monkeypatch.setattr(
-        listops.Stack, "advance", lambda self: paths.append(listops.kernels.backend) or whole(self)
-    )
-    rows = listops.both_paths(runs, CPU)
-    assert list(rows) == list(listops.PATHS)
-    assert {*paths} == {"auto", "torch"}
-    assert listops.kernels.backend == "auto"
-    for row in rows.values():
-        assert {"seconds", "speedup", "start_seconds", "peak_bytes"} <= set(row)
-    text = listops.kernel_table(
-        [
-            {name: str(x) for name, x in row.items()}
-            | {"case": "a", "provider": path, "members": "2", "status": "ok"}
-            for path, row in rows.items()
-        ]
-    )
-    assert "a, with kernels" in text
-    monkeypatch.setattr(listops, "TOLERANCE", -1.0)
-    with pytest.raises(measure.RedGate, match="the loss with kernels"):
-        listops.both_paths(runs, CPU)
 
 
 def test_the_target():
