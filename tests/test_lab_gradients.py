@@ -163,22 +163,6 @@ def test_with_a_sampled_decoder_only_the_encoder_is_exact():
         assert not torch.allclose(slope, slopes[other][name], rtol=1e-2, atol=1e-5), name
 
 
-@pytest.mark.slow
-# Dynamo itself does it
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_model_trains_as_a_plain_one(compiler, monkeypatch):
-    small = {"latents": 2, "categories": 3}
-    for line in ("exact", ENCODER):
-        runs = [run(line, seed=seed, **small) for seed in (1, 2)]
-        with monkeypatch.context() as patch:
-            for module in (vae, enumerated):
-                patch.setattr(module, "worth_compiling", lambda device, elements: True)
-            fused = enumerating(*runs)
-        plain = enumerating(*runs)
-        assert fused._expected is not plain._expected is expected_loss
-        torch.testing.assert_close(train(fused, 3), train(plain, 3), **CLOSE)
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_every_recipe_trains_three_steps(name, monkeypatch):
     use_small_images(monkeypatch, 300, 7)
