@@ -44,7 +44,7 @@ def tiles(n: int, num_draws: int, longest: int, long_block: int) -> Tiles:
         rest = power_of_two(n - block)
     # the threads of a warp along the groups as long as a thread has room for the row; from then on
     # along the row, which is how they load it; 9 to 12 categories would take all registers at 32
-    groups = 32 if block + rest <= 8 else 16 if block == 8 else 8 if block == 16 else 1
+    groups = 32 if block + rest <= 8 else 16 if block + rest <= 16 else 8 if block == 16 else 1
     groups = min(groups, power_of_two(-(-num_draws // 4)))
     rows = max(1, 128 // (block * groups))
     return Tiles(True, rows, block, rest, groups, max(1, block // 256))
