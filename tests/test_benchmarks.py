@@ -367,8 +367,12 @@ def test_targets_are_met_or_missed(module):
     stored = module.PAGE.read().rows
     for target in TARGETS[module]:
         check_verdicts(target)
-        # a new section has not been measured yet
-        if any(row.get("section") == target.where.get("section") for row in stored):
+        rows = [row for row in stored if row.get("section") == target.where.get("section")]
+        # a new section has not been measured yet, and a machine may lack another package
+        lacks = any(row["status"] == "not installed" for row in rows if "status" in row)
+        if lacks and target.column == "speedup_pypi":
+            assert target.judged(stored)[1] == "not measured"
+        elif rows:
             assert target.judged(stored)[1] in ("met", "**missed**")
         assert target.judged([dict.fromkeys(target.where, "another")]) == ("", "not measured")
 

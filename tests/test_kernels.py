@@ -571,6 +571,11 @@ EXTREMES = {
 
 
 @each(CATEGORICAL)
+@pytest.mark.parametrize(
+    ("small_blocks", "short_rows"),
+    [("whole", "threads share rows"), ("in pieces", "rows of a thread")],
+    indirect=True,
+)
 def test_extreme_logits(case, small_blocks, short_rows):
     """In one block, and in several with the extremes at the end of the row."""
     rows = torch.tensor(list(EXTREMES.values()))
@@ -634,12 +639,16 @@ FORMS_OF_LENGTHS = pytest.mark.parametrize(
 @FORMS_OF_LENGTHS
 def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks, short_rows):
     """Each category far above the others, and each one drawn: no |g| in the tolerance."""
-    ends = torch.tensor([0, 1, 2, n - 2, n - 1])
+    if small_blocks and case.method == "gumbel_rao":
+        pytest.skip("it has no pieces")
+    # all of a short row, one of each piece of a long one
+    ends = torch.arange(0, n, 1 if n < PIECE else PIECE) + (n >= PIECE)
+    count = len(ends)
     for gap, tau in ((15.0, 1.0), (17.0, 2.0), (80.0, 1.0)):
-        logits = -gap + torch.linspace(-1, 1, n).expand(5, 5, n).clone()
-        logits.scatter_(-1, ends.reshape(5, 1, 1).expand(5, 5, 1), 0.0)
-        leaf, g = logits.requires_grad_(), 3 + normal(n).expand(5, 5, n)
-        draw = ends.expand(5, 5).contiguous()
+        logits = -gap + torch.linspace(-1, 1, n).expand(count, count, n).clone()
+        logits.scatter_(-1, ends.reshape(-1, 1, 1).expand(-1, count, 1), 0.0)
+        leaf, g = logits.requires_grad_(), 3 + normal(n).expand(count, count, n)
+        draw = ends.expand(count, count).contiguous()
         z = case.sample_at(leaf, draw, tau, generator=seeded(1))
         gradient = torch.autograd.grad(z, leaf, g)[0]
         expected = case.expected(logits, g, draw, tau, seed=seed_of(1))
@@ -711,7 +720,7 @@ def test_frequencies_in_one_block(wide_programs):
         assert independence(index[:-shift], index[shift:], PROBS) > LEVEL
 
 
-@pytest.mark.parametrize(("n", "rows"), [(16, 20_000), (37, 300)], ids=["groups", "blocks"])
+@pytest.mark.parametrize(("n", "rows"), [(16, 20_000), (20, 200)], ids=["groups", "blocks"])
 def test_frequencies_with_groups_and_blocks(n, rows, small_blocks, wide_programs):
     """Logits of all sizes in any order, one category that is rare and one that is excluded."""
     logits = 1.5 * normal(n, seed=4)
