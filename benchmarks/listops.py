@@ -31,7 +31,6 @@ import itertools
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -403,28 +402,7 @@ def profiled(stack: Stack, width: int) -> dict[str, Row]:
     model.begin_epoch(0)
     step = next(n for n in range(1, stack.steps_per_epoch) if model.prepare(n) == width)
     graph = stack._graphs[model.prepare(step)]
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        graph.replay()
-        torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    events = [event for event in profile.events() if event.device_type == on_gpu]
-    seconds, launches = Counter[str](), Counter[str]()
-    for event in events:
-        name = short_name(event.name)
-        seconds[name] += event.device_time * 1e-6
-        launches[name] += 1
-    total = {"launches": len(events), "seconds": measure.rounded(sum(seconds.values()))}
-    return {"all": total} | {
-        name: {"launches": launches[name], "seconds": measure.rounded(spent)}
-        for name, spent in seconds.most_common(12)
-    }
-
-
-def short_name(name: str) -> str:
-    """A kernel without its types and arguments."""
-    parts = [x for x in name.replace("(", "<").split("<") if x.strip(" >")]
-    return " ".join(parts[:1] + [x for x in parts if "Functor" in x or "lambda" in x][:1])[:80]
+    return measure.by_kernel(graph.replay, 12)
 
 
 def named(run: Parsing) -> str:

@@ -26,7 +26,6 @@ examples:
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,6 @@ from typing import Any, NamedTuple
 import measure
 import pages
 import torch
-from listops import short_name
 from measure import Benchmark, File, RedGate, Row, Setup, Unavailable
 from torch import Tensor, nn
 
@@ -405,25 +403,10 @@ def profiled(stack: Stack) -> dict[str, Row]:
     begin = time.perf_counter()
     stack.advance()
     alone = (time.perf_counter() - begin) / stack.steps_per_epoch
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        stack.advance()
-        torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    events = [event for event in profile.events() if event.device_type == on_gpu]
-    seconds, launches = Counter[str](), Counter[str]()
-    for event in events:
-        name = short_name(event.name)
-        seconds[name] += event.device_time * 1e-6
-        launches[name] += 1
-
-    def of_step(count: int, spent: float) -> Row:
-        steps = stack.steps_per_epoch
-        return {"launches": round(count / steps, 1), "seconds": measure.rounded(spent / steps)}
-
     return {
         "a step on the clock": {"seconds": measure.rounded(alone)},
-        "all": of_step(len(events), sum(seconds.values())),
-    } | {name: of_step(launches[name], spent) for name, spent in seconds.most_common(15)}
+        **measure.by_kernel(stack.advance, 15, stack.steps_per_epoch),
+    }
 
 
 def named(run: Any) -> str:

@@ -51,6 +51,28 @@ def compiler(own_warnings):
 
 
 @pytest.fixture
+def poison(request, monkeypatch):
+    """Kernels get poisoned memory, except in what is compiled."""
+    from kernel_cases import poisoned_memory
+
+    if "compiler" in request.fixturenames:
+        yield
+        return
+    with poisoned_memory(monkeypatch):
+        yield
+
+
+@pytest.fixture
+def unchecked():
+    """Nobody looks at values, as on a GPU."""
+    import discretegrad
+
+    before = discretegrad.set_checks("never")
+    yield
+    discretegrad.set_checks(before)
+
+
+@pytest.fixture
 def memory():
     """A directory for very many files, in memory where the system has such a place."""
     place = "/dev/shm"

@@ -1,6 +1,6 @@
 """What the tests of the kernels share: their cases, the torch path as reference, the tolerances."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -352,3 +352,13 @@ def independence(first: Tensor, second: Tensor, probs: Tensor) -> float:
     n = len(probs)
     counts = torch.bincount((first * n + second).flatten(), minlength=n * n)
     return chi_square(counts, probs[:, None] * probs)
+
+
+def warm_up(step: Callable[[], object]) -> None:
+    """What a step does for the first time cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -354,6 +355,21 @@ def test_losses_are_shown():
     for module in ALL[:1] + ALL[2:]:
         stored = module.PAGE.read()
         assert module.losses(stored.rows if module is run else stored)
+
+
+def test_kernels_by_the_time_they_take(monkeypatch):
+    events = [
+        SimpleNamespace(name=name, device_time=time)
+        for name, time in (("short(int)", 1.0), ("long<float>(a)", 5.0), ("short(int)", 2.0))
+    ]
+    monkeypatch.setattr(measure, "events_on_gpu", lambda function: function() or events)
+    called = []
+    found = measure.by_kernel(lambda: called.append(1), 1, steps=2)
+    assert called
+    assert found == {
+        "all": {"launches": "1.5", "seconds": 4e-6},
+        "long": {"launches": "0.5", "seconds": 2.5e-6},
+    }
 
 
 TARGETS = {

@@ -9,6 +9,7 @@ import discretegrad
 from cases import DEFAULTS, SUBSETS, each, each_family
 from discretegrad._seeded import seeded_exponential, seeded_logistic
 from discretegrad.testing import Case, assert_discrete
+from kernel_cases import warm_up
 
 pytestmark = pytest.mark.gpu
 
@@ -129,12 +130,7 @@ def test_cuda_graph_replays_draw_anew(case):
         z = case.sample(logits)
         return z, torch.autograd.grad(z, logits, g)[0]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         z, gradient = step()

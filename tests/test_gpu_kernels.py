@@ -47,10 +47,10 @@ from kernel_cases import (
     each,
     independence,
     normal,
-    poisoned_memory,
     seeded,
     surrounded,
     temperatures,
+    warm_up,
     words_of_all_sizes,
 )
 
@@ -67,12 +67,6 @@ from discretegrad.kernels import philox  # noqa: E402
 DEVICE = "cuda"
 BITS = BY_METHOD["bernoulli", "reinmax"]
 GIB = 2**30
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    with poisoned_memory(monkeypatch):
-        yield
 
 
 @pytest.fixture
@@ -399,16 +393,6 @@ def test_another_stream(case):
         torch.cuda.synchronize()
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)
-
-
-def warm_up(step):
-    """What a step does for the first time cannot be captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
 
 
 @each([REINMAX, BY_METHOD["categorical", "gumbel_rao"], BITS])

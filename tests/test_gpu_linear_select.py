@@ -8,7 +8,7 @@ from discretegrad.linear_select import blocks as in_blocks
 from discretegrad.linear_select import front
 from discretegrad.linear_select import tiles as in_tiles
 from discretegrad.nn import VectorQuantize
-from kernel_cases import CATEGORICAL, LEVEL, REINMAX, chi_square, each, normal, seeded
+from kernel_cases import CATEGORICAL, LEVEL, REINMAX, chi_square, each, normal, seeded, warm_up
 
 pytestmark = pytest.mark.gpu
 
@@ -139,11 +139,7 @@ def test_replayed_graphs_draw_anew(kernels_only, monkeypatch):
         selected, index = linear_select(*inputs, return_index=True)
         return selected, index, torch.autograd.grad(selected, inputs, g)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
+    warm_up(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         selected, index, gradients = step()

@@ -13,6 +13,7 @@ from discretegrad import Subset
 from discretegrad.families import counting
 from discretegrad.kernels.dispatch import fastest
 from discretegrad.testing import assert_discrete
+from kernel_cases import warm_up
 from subset_cases import OPTIONS, assert_near, check_steps, draws_of, gradients_of
 
 pytestmark = pytest.mark.gpu
@@ -149,12 +150,7 @@ def test_cuda_graph_replays_draw_anew(name):
         z = getattr(discretegrad, name)(logits, family=Subset(7), **OPTIONS[name])
         return z, torch.autograd.grad(z, logits, g)[0]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         z, gradient = step()

@@ -38,7 +38,6 @@ from kernel_cases import (
     each_dtype,
     independence,
     normal,
-    poisoned_memory,
     seed_of,
     seeded,
     surrounded,
@@ -67,22 +66,15 @@ from discretegrad.kernels.layout import Bits, Drawn, Rows  # noqa: E402
 BITS = BY_METHOD["bernoulli", "reinmax"]
 
 # NumPy tells of infinities that a GPU makes silently
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 HOSTS = (categorical, gumbel_rao, bits)
 # the longest row that is one block, the size of a block of a longer one, that of a piece, and lanes
 # picked together
 ONE_BLOCK, BLOCK, PIECE, GROUP = 16, 16, 8, 4
-
-
-@pytest.fixture(autouse=True)
-def poison(request, monkeypatch):
-    """Everything here allocates poisoned memory, except what is compiled."""
-    if "compiler" in request.fixturenames:
-        yield
-        return
-    with poisoned_memory(monkeypatch):
-        yield
 
 
 def forget_plans():
@@ -165,14 +157,6 @@ def launches(monkeypatch):
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
     return seen
-
-
-@pytest.fixture
-def unchecked():
-    """Nobody looks at values, as on a GPU."""
-    before = discretegrad.set_checks("never")
-    yield
-    discretegrad.set_checks(before)
 
 
 def inputs(*shape, dtype=torch.float32, spread=2.0):
@@ -622,25 +606,27 @@ def test_a_blend_ends_in_straight_through_and_reinmax(case):
 
 
 # the forms that rows of such a length have
-FORMS_OF_LENGTHS = pytest.mark.parametrize(
-    ("n", "small_blocks", "short_rows"),
+FORMS_OF_LENGTHS = {
+    "shared": (5, "whole", "threads share rows"),
+    "of a thread": (5, "whole", "rows of a thread"),
+    "whole": (20, "whole", "threads share rows"),
+    "in pieces": (20, "in pieces", "threads share rows"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "n", "small_blocks", "short_rows"),
     [
-        (5, "whole", "threads share rows"),
-        (5, "whole", "rows of a thread"),
-        (20, "whole", "threads share rows"),
-        (20, "in pieces", "threads share rows"),
+        pytest.param(case, *form, id=f"{case.method}, {name}")
+        for case in CATEGORICAL
+        for name, form in FORMS_OF_LENGTHS.items()
+        # whose kernel has one form for each length
+        if case.method != "gumbel_rao" or name in ("shared", "whole")
     ],
-    ids=["shared", "of a thread", "whole", "in pieces"],
     indirect=["small_blocks", "short_rows"],
 )
-
-
-@each(CATEGORICAL)
-@FORMS_OF_LENGTHS
 def test_tails_of_categories_are_relatively_accurate(case, n, small_blocks, short_rows):
     """Each category far above the others, and each one drawn: no |g| in the tolerance."""
-    if small_blocks and case.method == "gumbel_rao":
-        pytest.skip("it has no pieces")
     # all of a short row, one of each piece of a long one
     ends = torch.arange(0, n, 1 if n < PIECE else PIECE) + (n >= PIECE)
     count = len(ends)
@@ -878,19 +864,6 @@ def test_auto_stays_on_the_torch_path_of_a_cpu(launches):
     assert not launches
     REINMAX.sample(logits)
     assert launches
-
-
-@pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)
-def test_inner_products_of_many_pairs(counts):
-    from discretegrad.kernels.dots import dots
-
-    generator = torch.Generator().manual_seed(0)
-    firsts, seconds = (
-        [torch.randn(count, generator=generator) for count in counts] for _ in range(2)
-    )
-    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
-    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
-    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)
 
 
 class Subclass(Tensor):

@@ -438,7 +438,7 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
 
 @pytest.mark.parametrize("form", ["gdas", "full"])
 def test_the_kernel_of_a_gpu_gives_the_same_gradient(form, monkeypatch):
-    pytest.importorskip("discretegrad.kernels.dots")
+    pytest.importorskip("triton")
     network = Supernet(2, 1)
     generator = torch.Generator().manual_seed(3)
     weights = network.start(generator).unsqueeze(0)
@@ -841,3 +841,17 @@ def test_the_arms_are_balanced_and_follow_the_protocol():
     # as printed it is divided by three, not by two
     assert cell.summary.deviation == pytest.approx(0.58 * 1.5**0.5)
     assert search.published["test"].cells["reinmax-gdas"].summary.deviation == 0.23
+
+
+@pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)
+def test_inner_products_of_many_pairs(counts):
+    pytest.importorskip("triton")
+    from discretegrad_lab.tasks.nas.kernels import dots
+
+    generator = torch.Generator().manual_seed(0)
+    firsts, seconds = (
+        [torch.randn(count, generator=generator) for count in counts] for _ in range(2)
+    )
+    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
+    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
+    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)

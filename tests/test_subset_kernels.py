@@ -13,7 +13,7 @@ from discretegrad import BackendUnavailable, Subset, reinmax
 from discretegrad.families import counting
 from discretegrad.kernels import dispatch
 from discretegrad.testing import assert_discrete, normal, seeded
-from kernel_cases import allowed_some, poisoned_memory, temperatures
+from kernel_cases import allowed_some, temperatures
 from subset_cases import OPTIONS, assert_near, check_steps, draws_of, gradients_of
 
 triton = pytest.importorskip("triton")
@@ -34,16 +34,6 @@ each_sampler = pytest.mark.parametrize("name", OPTIONS)
 
 def numbers(*shape, seed=0, spread=2.0):
     return spread * normal(*shape, seed=seed, dtype=torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def poison(request, monkeypatch):
-    """Everything here allocates poisoned memory, except what is compiled."""
-    if "compiler" in request.fixturenames:
-        yield
-        return
-    with poisoned_memory(monkeypatch):
-        yield
 
 
 @pytest.fixture
@@ -78,14 +68,6 @@ def launches(monkeypatch):
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
     return seen
-
-
-@pytest.fixture
-def unchecked():
-    """Nobody looks at values, as on a GPU."""
-    before = discretegrad.set_checks("never")
-    yield
-    discretegrad.set_checks(before)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...stack.sampler import Later
 from .cells import Composer
 from .kernels import cells, chart
 from .kernels.cells import Sizes
 from .kernels.chart import Draws
-
-Gradient = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""From a step, its scores and choices, and the gradient at the choices, (members, batch, pairs), to
-the gradient at the scores."""
 
 
 class Request(NamedTuple):
@@ -30,8 +27,8 @@ class Request(NamedTuple):
     """(members, batch)."""
     draws: Draws | None
     """What to draw with; None for the greatest scores."""
-    gradient: Gradient | None
-    """Of the choices; None if nothing passes through them."""
+    gradient: Later | None
+    """Of the choices, (members, batch, pairs); None if nothing passes through them."""
     learns: bool
     """Whether to keep what gradients need."""
 

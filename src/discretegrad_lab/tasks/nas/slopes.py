@@ -153,7 +153,7 @@ def _dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def _dots_of_kernel(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    from discretegrad.kernels.dots import dots
+    from .kernels import dots
 
     # the tensors themselves, in all but rare cases
     order = torch.channels_last

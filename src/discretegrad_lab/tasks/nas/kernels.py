@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Plan, launch
+from discretegrad.kernels.launch import Plan, launch
 
 _BLOCK = 1024
 _PARTS = 32
