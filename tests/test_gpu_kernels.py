@@ -412,6 +412,8 @@ def test_replays_draw_anew_and_reproduce(case, own):
         graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         z, gradient = step()
+    # torch sets the seed of a graph on the stream of its capture, which replays do not wait for
+    torch.cuda.synchronize()
 
     def replays(seed):
         if generator is None:

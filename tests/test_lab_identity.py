@@ -14,8 +14,10 @@ RESULTS = Path(__file__).parents[1] / "results"
 # how many runs a recipe has, and a digest of their sorted identities
 FROZEN = {
     "codebook-mnist": (20, "eb116600b926af34"),
+    "codebook-scales": (38, "14a1d905d4014ffa"),
     "experts-fashion": (300, "5ea32c99eb991c34"),
     "experts-mnist": (300, "b590cce133eabf6b"),
+    "experts-rates": (80, "e0544bcb552e3b06"),
     "listops-quick": (6, "b70eb9e56efadd8f"),
     "polynomial-curves": (105, "559a5107040da0ad"),
     "polynomial-grids": (945, "deaefeaaa1bdc889"),

@@ -40,6 +40,19 @@ _TYPICAL_TAUS = {
     "1/n, order 2": ("1.0",),
     "1/n, as released": ("1.0",),
 }
+_EXPERTS = {
+    "sparse-mixer-1": "SparseMixer v1",
+    "sparse-mixer-2": "SparseMixer v2",
+    "top-1-gate": "Top-1 gate",
+    "reinmax-gated": "ReinMax, gated",
+    "top-1-st-gated": "Top-1 ST, gated",
+    "rloo-gated": "RLOO, gated",
+    "reinmax": "ReinMax",
+    "top-1-st": "Top-1 ST",
+    "rloo": "RLOO",
+    "soft-mixture": "All experts, soft",
+}
+_CODEBOOKS = {"copied": "Nearest, copied", "stgs": "STGS", "st": "ST", "reinmax": "ReinMax"}
 
 
 def pages() -> dict[Path, str]:
@@ -72,7 +85,9 @@ def tables() -> dict[str, str]:
         "router_gradients": _router_gradients(),
         "experts": _experts("accuracy", 2),
         "experts_in_use": _experts("usage", 1),
+        "experts_rates": _two_runs("experts-rates", "accuracy", "learning_rate", _EXPERTS, 1),
         "codebook": _codebook(),
+        "codebook_scales": _two_runs("codebook-scales", "test", "scale", _CODEBOOKS, 1),
         "blend": _blend(),
     }
 
@@ -317,37 +332,38 @@ def _blend() -> str:
 
 def _experts(metric: str, digits: int) -> str:
     """A number of the mixtures of experts for both data sets and all weights of the balance."""
-    labels = {
-        "sparse-mixer-1": "SparseMixer v1",
-        "sparse-mixer-2": "SparseMixer v2",
-        "top-1-gate": "Top-1 gate",
-        "reinmax-gated": "ReinMax, gated",
-        "top-1-st-gated": "Top-1 ST, gated",
-        "rloo-gated": "RLOO, gated",
-        "reinmax": "ReinMax",
-        "top-1-st": "Top-1 ST",
-        "rloo": "RLOO",
-        "soft-mixture": "All experts, soft",
-    }
-    cells: dict[str, dict[str, str]] = {key: {} for key in labels}
+    cells: dict[str, dict[str, str]] = {key: {} for key in _EXPERTS}
     for recipe, images in (("experts-mnist", "MNIST"), ("experts-fashion", "Fashion-MNIST")):
         for row in _results(recipe):
             if row["metric"] == metric:
                 head = f"{images}, {float(row['balance']):g}"
                 cells[row["estimator"]][head] = _with_half(row, digits)
     heads = list(cells["reinmax"])
-    rows = [[label, *(cells[key][head] for head in heads)] for key, label in labels.items()]
+    rows = [[label, *(cells[key][head] for head in heads)] for key, label in _EXPERTS.items()]
     return _table(["balance", *heads], rows)
+
+
+def _two_runs(recipe: str, metric: str, field: str, labels: Mapping[str, str], digits: int) -> str:
+    """What each of two runs had at the end, over the values of a field: too few for an interval."""
+    cells: dict[tuple[str, float], list[str]] = {}
+    for row in _rows(DOCS.parent / "results" / recipe / "runs.csv"):
+        number = f"{float(row[f'final_{metric}']):.{digits}f}"
+        cells.setdefault((row["estimator"], float(row[field])), []).append(number)
+    values = sorted({value for _, value in cells})
+    rows = [
+        [label, *(", ".join(cells.get((key, value), ["-"])) for value in values)]
+        for key, label in labels.items()
+    ]
+    return _table([field.replace("_", " "), *(f"{value:g}" for value in values)], rows)
 
 
 def _codebook() -> str:
     """Drawn and nearest codes in the autoencoder of MNIST."""
     stored = {(row["metric"], row["estimator"]): row for row in _results("codebook-mnist")}
-    labels = {"copied": "Nearest, copied", "stgs": "STGS", "st": "ST", "reinmax": "ReinMax"}
     metrics = {"test": "test reconstruction", "train": "loss in training", "usage": "codes in use"}
     rows = [
         [label, *(_with_half(stored[metric, key], 1) for metric in metrics)]
-        for key, label in labels.items()
+        for key, label in _CODEBOOKS.items()
     ]
     return _table(["", *metrics.values()], rows)
 
