@@ -28,10 +28,12 @@ from discretegrad import reinmax, straight_through
 from discretegrad_lab import StackOptions, Store, execute, write_report
 from discretegrad_lab.cli import app
 from discretegrad_lab.report import folder
+from discretegrad_lab.report.verdicts import judge
 from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
-from discretegrad_lab.tasks.nas import benchmark, drawings, images, slopes
+from discretegrad_lab.tasks.evidence import Results, Row
+from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
     EDGES,
@@ -40,7 +42,7 @@ from discretegrad_lab.tasks.nas.cells import (
     to_number,
     to_text,
 )
-from discretegrad_lab.tasks.nas.claims import seeds_needed
+from discretegrad_lab.tasks.nas.claims import CLAIMS, seeds_needed
 from discretegrad_lab.tasks.nas.exhibits import REFERENCES, references
 from discretegrad_lab.tasks.nas.model import _DECAY, _LAST_RATE, _MOMENTUM, _RATE, SearchModel
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
@@ -739,6 +741,8 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
         "Claims",
     ):
         assert f"## {heading}" in text, heading
+    # two arms that differ in nothing but the decay look alike without it
+    assert text.count("The decay of the architecture is 0.001 for A and 0.09 for all others.") == 4
     assert "93.23 ± 0.58" in text
     deviation = (
         "the root of the mean squared deviation of its runs: their standard deviation is 0.71"
@@ -815,6 +819,36 @@ def test_seeds_that_resolve_a_difference():
     assert seeds_needed(spread(0.58), spread(0.23)) == 77
     assert seeds_needed(spread(0.0), spread(0.0)) == 2
     assert seeds_needed(Summary(1, 93.0), spread(0.5)) is None
+
+
+def searched(**accuracies):
+    """Results with finished searches of these accuracies, by the key of a line."""
+    rows = [
+        Row(f"{key}-{seed}", {"estimator": key, "seed": seed}, "finished", metrics=metrics)
+        for key, values in accuracies.items()
+        for seed, value in enumerate(values)
+        for metrics in [{"validation": value, "test": value + 3}]
+    ]
+    return Results("nas-cifar10", tuple(rows))
+
+
+def test_one_search_of_an_arm_decides_no_claim():
+    claim = CLAIMS["improves"]
+    sure = {"reinmax-gdas": [91.0, 91.1, 90.9], "gdas": [88.0, 88.1, 87.9]}
+    assert judge(claim, searched(**sure)).holds is True
+    swapped = dict(zip(sure, [*sure.values()][::-1], strict=True))
+    assert judge(claim, searched(**swapped)).holds is False
+    for key in sure:
+        verdict = judge(claim, searched(**sure | {key: sure[key][:1]}))
+        assert verdict.holds is None
+        assert "p unknown; the spread is not known yet" in verdict.evidence
+
+
+def test_unequal_numbers_of_seeds_are_said():
+    results = searched(**{"reinmax-gdas": [91.0, 91.1], "gdas": [88.0, 88.1, 87.9]})
+    counts = {line[0]: line[4] for line in exhibits._power(results).rows}
+    assert counts["C: ReinMax less A: STGS, τ 10 → 0.1 (GDAS)"] == "2 and 3"
+    assert counts["C: ReinMax less B: STGS"] == "2 and 0"
 
 
 def test_the_arms_are_balanced_and_follow_the_protocol():

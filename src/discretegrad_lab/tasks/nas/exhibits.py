@@ -121,7 +121,7 @@ def _power(results: Results) -> Exhibit:
                     metric,
                     with_half(versus.difference, versus.half, 2, "+"),
                     versus.chance or DASH,
-                    f"{min(ours.count, theirs.count)}",
+                    _counts(ours, theirs),
                     DASH if needed is None else str(needed),
                 )
             )
@@ -129,10 +129,16 @@ def _power(results: Results) -> Exhibit:
         "What the number of seeds can tell",
         f"Differences with half the joint 95 % interval; p by Welch's t-test. The last column is "
         f"the number of seeds with which a test at 5 % finds a difference of {RESOLVED} points in "
-        f"{POWER:.0%} of all cases, by the spread of these runs.",
+        f"{100 * POWER:g} % of all cases, by the spread of these runs.",
         ("", "metric", "difference", "p", "seeds", f"seeds for {RESOLVED} points"),
         tuple(lines),
     )
+
+
+def _counts(first: Summary, second: Summary) -> str:
+    """How many runs both have, or each of them."""
+    counts = dict.fromkeys((first.count, second.count))
+    return " and ".join(map(str, counts))
 
 
 def _transferred(results: Results) -> Exhibit:

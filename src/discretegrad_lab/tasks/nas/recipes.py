@@ -82,6 +82,8 @@ RECIPES = (
         data=("cifar10", "nats-bench"),
         claims=("improves", "improves-alone"),
         published=_published(),
+        note="The decay of the architecture is 0.001 for A and 0.09 for all others. The τ of A is "
+        "that of its first epoch.",
         by_seed=True,
         traced=PROBABILITIES,
         exhibits=exhibits,
