@@ -39,6 +39,7 @@ from discretegrad_lab.tasks.nas.cells import (
     EDGES,
     from_number,
     from_text,
+    reduced,
     to_number,
     to_text,
 )
@@ -78,6 +79,26 @@ def test_every_cell_has_a_text_and_a_number():
 def test_what_is_no_cell_is_refused(text):
     with pytest.raises(ValueError, match=r"expected (a cell such as|operations of none)"):
         from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ((3, 2, 1, 4, 3, 2), (3, 2, 1, 4, 3, 2)),
+        # node 1 is zero
+        ((0, 2, 3, 4, 3, 2), (0, 2, 0, 4, 0, 2)),
+        # and so is node 2, with it
+        ((0, 0, 3, 4, 3, 2), (0, 0, 0, 4, 0, 0)),
+        # nothing reads node 2, and so nothing reads node 1
+        ((3, 2, 3, 4, 0, 0), (0, 0, 0, 4, 0, 0)),
+        ((3, 2, 3, 4, 1, 0), (3, 0, 0, 4, 1, 0)),
+        # node 1 is zero, and without it nothing reaches the output
+        ((0, 0, 1, 0, 1, 3), (0,) * 6),
+    ],
+    ids=str,
+)
+def test_edges_without_an_effect_are_left_out(cell, expected):
+    assert reduced(cell) == expected
 
 
 # the table
@@ -492,6 +513,26 @@ def test_what_no_gradient_comes_from_is_not_computed(cell, convolutions, rectifi
     # three cells, a stem, two reductions with three convolutions each, a head
     assert calls.counts["convolution"] == 3 * convolutions + 7
     assert calls.counts["relu"] == 3 * rectified + 5
+
+
+def test_a_step_of_the_weights_runs_what_has_an_effect_and_gives_the_same():
+    model = nas_cases.small_model([nas_cases.run()])
+    model.begin_epoch(0)
+    x, labels = model._images["loss"].batch(model._batches["loss"][0])
+    convolutions = Counter()
+    for cell in ((0, 2, 3, 2, 3, 2), (3, 2, 3, 2, 4, 0), (0, 1, 3, 0, 2, 4), (0, 0, 3, 0, 2, 1)):
+        model._cells = {"loss": cell}
+        with Calls() as calls:
+            loss = model.loss("loss")
+            (found,) = torch.autograd.grad(loss.sum(), model.weights)
+        convolutions[cell] = (calls.counts["convolution"] - 7) / 3
+        # no gradient is made up for a kernel without one, if images reach the output at all
+        assert calls.counts["zeros"] == 0 or reduced(cell) == (0,) * 6, cell
+        weights = model._network.weights(model.weights, cell)
+        whole = cross_entropy(model._network(x, weights, cell), labels)
+        assert loss.item() == whole.item(), cell
+        assert found.equal(torch.autograd.grad(whole, model.weights)[0]), cell
+    assert list(convolutions.values()) == [3, 2, 0, 0]
 
 
 def test_a_step_of_the_architecture_asks_for_few_kernels():

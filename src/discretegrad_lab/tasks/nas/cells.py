@@ -64,6 +64,25 @@ def from_number(number: int) -> Cell:
     return tuple(reversed(digits))
 
 
+def reduced(cell: Cell) -> Cell:
+    """A cell with none on each edge that has no effect on its output, which stays the same.
+
+    Such an edge leads to no output, or it reads a node that is zero: all operations make zeros of
+    that.
+    """
+    operations = list(cell)
+    for number, (_, start) in enumerate(EDGES):
+        before = [x for x, (end, _) in zip(operations, EDGES, strict=True) if end == start]
+        if start and set(before) == {NONE}:
+            operations[number] = NONE
+    # from the last edge back, so that all edges that read a node are done before those to it
+    for number, (end, _) in reversed(list(enumerate(EDGES))):
+        after = [x for x, (_, start) in zip(operations, EDGES, strict=True) if start == end]
+        if end < NODES - 1 and set(after) == {NONE}:
+            operations[number] = NONE
+    return tuple(operations)
+
+
 def _placed(cell: Cell) -> list[tuple[int, tuple[int, int]]]:
     """The operations with their edges, if it is a cell."""
     if len(cell) != len(EDGES) or not all(operation in range(5) for operation in cell):

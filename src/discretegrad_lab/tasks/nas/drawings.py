@@ -54,7 +54,8 @@ def draw_cells(rows: Sequence[Row]) -> Exhibit:
     return Exhibit(
         "Every cell as a graph",
         "Node 0 is the input of a cell and node 3 its output. A node is the sum of what the "
-        "operations make of earlier nodes; an edge with none is dotted.",
+        "operations make of earlier nodes; an edge with none is dotted. Below a cell stand its "
+        "accuracies on validation and test images of CIFAR-10, in percent.",
         drawing=_svg(widest * _WIDTH, top, parts, "The cells that the searches found"),
         file="cells.svg",
     )

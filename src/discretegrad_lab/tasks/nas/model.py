@@ -18,7 +18,7 @@ from ...stack.noise import Noise
 from ...stack.sampler import Sampler
 from ...stack.schedules import Schedule
 from .benchmark import COLUMNS, Benchmark, load
-from .cells import EDGES, LABELS, NONE, OPERATIONS, SKIP, Cell, to_number
+from .cells import EDGES, LABELS, NONE, OPERATIONS, SKIP, Cell, reduced, to_number
 from .config import Search
 from .images import RANDOM, Crops, Halves, first, load_halves
 from .network import Samples, Supernet
@@ -128,6 +128,8 @@ class SearchModel(Model):
         x, labels = self._images[name].batch(self._batches[name][self._step])
         cell = self._cells[name]
         if name == LOSS:
+            # what is left out would get a gradient of zero
+            cell = reduced(cell)
             logits = self._network(x, self._network.weights(self.weights, cell), cell)
         else:
             samples = self._sampler.at(self.alpha, self._index)
