@@ -15,7 +15,7 @@ from discretegrad_lab.report.document import Drawing, TextTable
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.results import read
 from discretegrad_lab.report.section import section
-from discretegrad_lab.tasks.evidence import Measured, Results, Row
+from discretegrad_lab.tasks.evidence import DASH, Measured, Results, Row
 from discretegrad_lab.tasks.listops import measures
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.data import (
@@ -183,6 +183,33 @@ def test_results_on_the_files_say_that_the_training_set_was_regenerated():
             assert REGENERATED in item.caption, item.title
     wide = next(item for item in shown if isinstance(item, TextTable))
     assert [row[0] for row in wide.rows[:2]] == ["batches of similar lengths", "uniform batches"]
+
+
+def test_both_checkpoints_stand_beside_the_paper_and_with_their_spread():
+    recipe = tasks.recipe("listops")
+    rows = [
+        dataclasses.replace(
+            row,
+            metrics={**row.metrics, "test_accuracy": 60.0 + row.config["seed"]},
+            measured=None,
+        )
+        for row in measured_rows(recipe).rows
+    ]
+    # one estimator has a single finished run, another has none
+    lost = [x for x in rows if x.config["estimator"] == "st"][1:]
+    lost += [x for x in rows if x.config["estimator"] == "rloo-4"]
+    rows = [
+        dataclasses.replace(row, state="diverged", metrics={}) if row in lost else row
+        for row in rows
+    ]
+    items = section(of_recipe(recipe), Results(recipe.name, tuple(rows))).items
+    tables = {item.title: item for item in items if isinstance(item, TextTable)}
+    for title in ("Test accuracy, %, ListOps", "Test accuracy at best valid, %, ListOps"):
+        assert tables[title].rows[-3][:2] == ("ReinMax", "68.07 ± 1.18")
+    spread = {row[0]: row[1:] for row in tables["Spread of the test accuracy over seeds"].rows}
+    assert spread["ReinMax"] == ("60.00", "64.00", "1.58", "60.00", "60.00", "0.00", "5")
+    assert spread["ST"][2] == DASH
+    assert "RLOO-4" not in spread
 
 
 def test_no_model_was_trained_on_what_is_drawn():

@@ -1,10 +1,11 @@
-"""Further parts of the report on ListOps: trees beside others, accuracies by size, drawings."""
+"""Further parts of the report on ListOps: spread, trees and their drawings, accuracies by size."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ...stack.lines import line
 from ..base import Exhibit
-from ..evidence import Results, Row, with_half
+from ..evidence import Results, Row, decimal, final, with_half
 from ..statistics import summarise
 from .data import LIMIT, REGENERATED
 from .drawings import Parsed, draw_trees
@@ -22,11 +23,14 @@ from .measures import (
 
 
 def exhibits(results: Results) -> Sequence[Exhibit]:
-    """All of them, once a model is measured."""
-    rows = [row for row in results.rows if row.measured is not None]
+    """The spread once runs are finished, and the others once models are measured."""
+    finished = [row for row in results.rows if row.metrics]
+    rows = [row for row in finished if row.measured is not None]
+    spread = [_spread(finished)] if finished else []
     if not rows:
-        return []
+        return spread
     return [
+        *spread,
         _beside_baselines(rows),
         _by_size(rows, LENGTH, "Accuracy by length, in tokens"),
         _by_size(rows, DEPTH, "Accuracy by depth, in levels"),
@@ -40,8 +44,10 @@ def _caption(text: str, rows: Sequence[Row]) -> str:
     return f"{text} {REGENERATED}" if regenerated else text
 
 
-def _keys(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.config["estimator"] for row in rows))
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The runs of each estimator, by its key."""
+    keys = dict.fromkeys(row.config["estimator"] for row in rows)
+    return {key: [row for row in rows if row.config["estimator"] == key] for key in keys}
 
 
 def _value(row: Row, name: str) -> float | None:
@@ -57,9 +63,31 @@ def _cell(rows: Sequence[Row], name: str) -> str:
 
 def _lines(rows: Sequence[Row], names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """A line for each estimator, with a cell for each name."""
-    for key in _keys(rows):
-        own = [row for row in rows if row.config["estimator"] == key]
+    for key, own in _groups(rows).items():
         yield line(key).label, *(_cell(own, name) for name in names), str(len(own))
+
+
+def _spread(rows: Sequence[Row]) -> Exhibit:
+    """How far the seeds of an estimator are from each other, for both checkpoints."""
+    lines = []
+    for key, own in _groups(rows).items():
+        cells: list[str] = []
+        for name in ("test_accuracy", "best_test_accuracy"):
+            values, deviation = [row.metrics[name] for row in own], final(own, name).deviation
+            cells += (decimal(min(values), 2), decimal(max(values), 2))
+            cells.append(with_half(deviation, math.nan, 2))
+        lines.append((line(key).label, *cells, str(len(own))))
+    columns = ("lowest", "highest", "standard deviation")
+    return Exhibit(
+        "Spread of the test accuracy over seeds",
+        _caption(
+            f"In percent, of test expressions of fewer than {LIMIT} tokens, by the model of the "
+            "last epoch and by that of the best validation.",
+            rows,
+        ),
+        ("", *(f"{when}, {x}" for when in ("last", "best") for x in columns), "runs"),
+        tuple(lines),
+    )
 
 
 def _beside_baselines(rows: Sequence[Row]) -> Exhibit:
@@ -110,8 +138,7 @@ def _by_size(rows: Sequence[Row], grouping: Grouping, title: str) -> Exhibit:
 
 def _drawings(rows: Sequence[Row]) -> Iterator[Exhibit]:
     """A drawing for each estimator: what its model of the lowest seed makes of ``SHOWN``."""
-    for key in _keys(rows):
-        own = [row for row in rows if row.config["estimator"] == key]
+    for key, own in _groups(rows).items():
         row = min(own, key=lambda row: int(row.config["seed"]))
         parses = list(_parses(row))
         if parses:
