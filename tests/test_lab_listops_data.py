@@ -5,6 +5,7 @@ random, a right generator would fail somewhere in this file with a chance of at 
 since each p-value is held against FAMILY_WISE / P_VALUES.
 """
 
+import gzip
 import hashlib
 import itertools
 import os
@@ -417,6 +418,26 @@ def test_batches_on_a_gpu_are_those_of_the_cpu():
     assert all(torch.equal(x, y.cpu()) for x, y in zip(ours, theirs, strict=True))
     on_device = data.buckets(sizes.cuda(), 16, torch.Generator("cuda").manual_seed(0))
     assert sorted(torch.cat(on_device).tolist()) == list(range(1003))
+
+
+def test_files_are_checked_line_by_line_once(monkeypatch):
+    """Each of several stacks reads them; other contents are other data."""
+    contents = {data.TRAIN: gzip.compress(b"3\t[MAX 1 3]\n"), data.VALID: b"5\t5\n"}
+    contents[data.TEST] = b"7\t[SM 3 4]\n"
+    names = []
+    whole = data.read_lines
+    monkeypatch.setattr(data, "read_file", lambda data_set, name, place: contents[name])
+    monkeypatch.setattr(data, "read_lines", lambda x, name: names.append(name) or whole(x, name))
+    data._parse_real.cache_clear()
+    assert data.load_listops().test.labels.tolist() == [7]
+    assert data.load_listops() is data.load_listops()
+    assert names == [data.TRAIN, data.VALID, data.TEST]
+    contents[data.TEST] = b"8\t[SM 3 4]\n"
+    with pytest.raises(ValueError, match=r"expected the value 7 .* line 1 of test.tsv, got 8"):
+        data.load_listops()
+    contents[data.TEST] = b"9\t[SM 5 4]\n"
+    assert data.load_listops().test.labels.tolist() == [9]
+    data._parse_real.cache_clear()
 
 
 # trees

@@ -10,6 +10,7 @@ drawn anew from the published grammar, without the expressions of the other two 
 
 import gzip
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -94,8 +95,7 @@ def load_listops(data: Path | None = None) -> ListOps:
     Raises:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
-    train, valid, test = (_read_real(name, data) for name in (TRAIN, VALID, TEST))
-    return _parts(train, valid, test)
+    return _parse_real(*(read_file("listops", name, data) for name in (TRAIN, VALID, TEST)))
 
 
 def load_files(folder: Path, grammar: Grammar | None = None) -> ListOps:
@@ -308,6 +308,9 @@ def _read_line(line: str, number: int, name: str, grammar: Grammar) -> Example:
     return Example(expression.tokens, expression.value)
 
 
-def _read_real(name: str, directory: Path | None) -> list[Example]:
-    content = read_file("listops", name, directory)
-    return read_lines(gzip.decompress(content) if name.endswith(".gz") else content, name)
+# every stack reads the files, and to check 100,000 lines takes seconds in which a GPU would wait
+@lru_cache(maxsize=1)
+def _parse_real(train: bytes, valid: bytes, test: bytes) -> ListOps:
+    """The contents of the files as examples; nobody may change them."""
+    contents = {TRAIN: gzip.decompress(train), VALID: valid, TEST: test}
+    return _parts(*(read_lines(content, name) for name, content in contents.items()))
