@@ -616,6 +616,19 @@ def test_wheel_holds_the_packages_and_nothing_else(tmp_path, monkeypatch):
     assert [line for line in required if "extra ==" not in line] == ["torch>=2.6"]
 
 
+def test_what_is_skipped_without_a_package_has_a_command_that_installs_it():
+    recipe = re.search(
+        r"^test-peers:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    install, run = recipe[1].splitlines()
+    needed = re.compile(r"needs the extra \[(peers|jax)\]")
+    this = Path(__file__)
+    for path in sorted(this.parent.glob("test_*.py")):
+        for extra in needed.findall(path.read_text()) if path != this else ():
+            assert f"tests/{path.name}" in run, path.name
+            assert re.search(rf"\[.*\b{extra}\b.*\]", install), extra
+
+
 def test_a_release_is_published_without_a_secret():
     workflow = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
     jobs = yaml.safe_load(workflow)["jobs"]
