@@ -41,9 +41,9 @@ test-all: lint types docs  ## the same with the long proofs
 test-gpu:  ## the tests that need a CUDA device, with the Python that has it (GPU_PYTHON)
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
-test-peers: $(VENV)/.dev  ## the library inside or beside torchrl, Pyro, transformers and vector-quantize-pytorch, which it installs
-	$(PY) -m pip install --quiet -c constraints.txt -e ".[peers]"
-	$(PY) -m pytest tests/test_peers.py tests/test_quantize.py tests/test_lab_codebook.py
+test-peers: $(VENV)/.dev  ## the library inside or beside torchrl, Pyro, transformers, vector-quantize-pytorch and JAX, which it installs
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[peers,jax]"
+	$(PY) -m pytest tests/test_peers.py tests/test_quantize.py tests/test_lab_codebook.py tests/test_jax.py
 
 test-wheel: $(VENV)/.dev  ## build the wheel, install it into an empty environment, test it there; TORCH=2.6.0 with that one
 	rm -rf $(WHEEL)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sys
 import tarfile
 import xml.etree.ElementTree
 from collections import Counter
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 
 import nas_cases
 from discretegrad import reinmax, straight_through
+from discretegrad.kernels import dispatch
 from discretegrad_lab import StackOptions, Store, execute, write_report
 from discretegrad_lab.cli import app
 from discretegrad_lab.report import folder
@@ -476,6 +478,19 @@ def test_the_kernel_of_a_gpu_gives_the_same_gradient(form, monkeypatch):
         found += torch.autograd.grad(loss, z)
         monkeypatch.setattr(slopes, "_dots", slopes._dots_of_kernel)
     torch.testing.assert_close(*found)
+
+
+def test_a_gpu_without_triton_has_the_torch_path(monkeypatch):
+    """As on Windows, with a tensor that says it were on a GPU."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(dispatch, "_HAS_TRITON", False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "discretegrad_lab.tasks.nas.kernels", raising=False)
+    assert slopes._dots([(torch.ones(3).as_subclass(OnGpu), None)]).tolist() == [3]
 
 
 class Calls(TorchDispatchMode):

@@ -238,6 +238,11 @@ def test_padding_changes_nothing():
     assert torch.equal(layer().get_codes_from_indices(index), code)
     with pytest.raises(TypeError, match=r"indices of dtype torch.int64, got torch.float32"):
         layer().get_codes_from_indices(index.float())
+    for read in (layer().get_codes_from_indices, layer().get_output_from_indices):
+        for wrong in (CODES, -2):
+            with pytest.raises(ValueError, match=rf"indices in \[0, 4\].* got .*{wrong}"):
+                read(torch.tensor([0, wrong]))
+        assert read(index[:0]).shape == (0, 5, DIM)
 
 
 def test_a_batch_that_is_not_finite_leaves_the_codebook():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.nn.functional import gumbel_softmax as imported_by_name
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import discretegrad
 from discretegrad import replace_gumbel_softmax
@@ -122,6 +122,16 @@ def test_checkpointing_takes_one_for_forward_and_one_for_recomputing(logits):
 
     served = gradient(logits, partial(checkpoint, model, use_reentrant=False, context_fn=context))
     assert served.equal(expected(logits))
+
+
+def test_what_the_page_says_about_checkpointing_without_it(logits):
+    """If this fails, torch has changed, and the page should."""
+    with replace_gumbel_softmax("reinmax"), pytest.raises(CheckpointError):
+        gradient(logits, partial(checkpoint, model, use_reentrant=False))
+    torch.manual_seed(5)
+    with replace_gumbel_softmax("reinmax"):
+        (checkpoint(model, logits, use_reentrant=True) * WEIGHTS).sum().backward()
+    assert not torch.allclose(logits.grad, expected(logits))
 
 
 def test_compiled(logits, compiler):

@@ -446,6 +446,31 @@ REFUSED = {
         ValueError,
         r"Subset\(2\)\.log_prob: expected at least 2 allowed items",
     ),
+    "the likeliest of too few": (
+        lambda x: Subset(6).likeliest(x),
+        ValueError,
+        r"Subset\(6\)\.likeliest: expected at least 6 items",
+    ),
+    "log-probability of another size": (
+        lambda x: Subset(2).log_prob(x, torch.ones(2, 5)),
+        ValueError,
+        "zeros and exactly 2 ones .* from 5 to 5",
+    ),
+    "log-probability of no subset": (
+        lambda x: Subset(2).log_prob(x, torch.full((2, 5), 0.4)),
+        ValueError,
+        "zeros and exactly 2 ones",
+    ),
+    "log-probability of fewer items": (
+        lambda x: Subset(2).log_prob(x, torch.ones(2, 2)),
+        ValueError,
+        r"of shape \(\.\.\., 5\).*got \(2, 2\)",
+    ),
+    "log-probability of a list": (
+        lambda x: Subset(2).log_prob(x, [1, 1, 0, 0, 0]),
+        TypeError,
+        "sample to be a 0/1 tensor, got list",
+    ),
     "the name alone": (
         lambda x: reinmax(x, family="subset"),
         ValueError,

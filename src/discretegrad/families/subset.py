@@ -194,6 +194,7 @@ class Subset(AlongAxis):
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """The k largest logits."""
+        self.check(Call(f"{self}.likeliest", logits))
         largest = logits.topk(self.k, -1).indices
         return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, largest, True)
 
@@ -215,8 +216,9 @@ class Subset(AlongAxis):
         return torch.stack(drawn[::-1], -1)
 
     def log_prob(self, logits: Tensor, sample: Tensor) -> Tensor:
-        """The log-probability of each subset, (...); of a sample with k ones."""
+        """The log-probability of each subset, (...); a sample has k ones along its last axis."""
         self._check_parameters("log_prob", logits)
+        self._check_sample("log_prob", logits, sample)
         value: Tensor = _LogProb.apply(_wide(logits), sample > 0, self.k)
         return value.to(logits.dtype)
 
@@ -242,6 +244,29 @@ class Subset(AlongAxis):
         name = f"{self}.{method}"
         self.check(Call(name, natural))
         self.check_values(name, Variables(natural, natural, 1.0, -1))
+
+    def _check_sample(self, method: str, logits: Tensor, sample: Tensor) -> None:
+        """What a user passed to a method is subsets of as many items as the logits have."""
+        name = f"{self}.{method}"
+        if not isinstance(sample, Tensor) or sample.is_complex():
+            came = sample.dtype if isinstance(sample, Tensor) else type(sample).__name__
+            raise TypeError(f"{name}: expected sample to be a 0/1 tensor, got {came}")
+        items = logits.shape[-1]
+        if sample.ndim == 0 or sample.shape[-1] != items or sample.device != logits.device:
+            raise ValueError(
+                f"{name}: expected a sample of shape (..., {items}), as that of the logits, on "
+                f"{logits.device}, got {tuple(sample.shape)} on {sample.device}"
+            )
+        if not values_are_checked(sample):
+            return
+        ones = sample == 1
+        sizes = ones.sum(-1)
+        if not (ones | (sample == 0)).all() or (sizes != self.k).any():
+            raise ValueError(
+                f"{name}: expected samples of zeros and exactly {self.k} ones along the last axis, "
+                f"got other values, or from {int(sizes.min())} to {int(sizes.max())} ones. Draw "
+                "one with a sampler, or take the likeliest."
+            )
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_count, check_flag, check_generator, check_tau
+from .._checks import check_count, check_flag, check_generator, check_tau, values_are_checked
 from .._math import add_rows, compute_dtype
 from .._random import uniform
 from .._types import Call
@@ -317,6 +317,12 @@ class VectorQuantize(nn.Module):
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
             came = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
             raise TypeError(f"{NAME}: expected indices of dtype torch.int64, got {came}")
+        last = self.codebook_size - 1
+        if values_are_checked(indices) and ((indices < -1) | (indices > last)).any():
+            raise ValueError(
+                f"{NAME}: expected indices in [0, {last}], or -1 for padding, got values from "
+                f"{int(indices.min())} to {int(indices.max())}. Pass what the layer returned."
+            )
         padding = (indices < 0).unsqueeze(-1)
         return self.codebook[indices.clamp_min(0)].masked_fill(padding, 0)
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discretegrad.kernels.dispatch import runs_on
+
 from .cells import EDGES, NODES, OPERATIONS
 
 _PLACES = len(EDGES) * len(OPERATIONS)
@@ -145,7 +147,7 @@ def in_memory(x: Tensor) -> Tensor:
 def _dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """The inner product of each pair; without a second tensor the sum of the first one."""
     first = pairs[0][0]
-    if first.is_cuda and first.dtype == torch.float32:
+    if first.is_cuda and first.dtype == torch.float32 and runs_on(first.device):
         return _dots_of_kernel(pairs)
     return torch.stack(
         [x.sum() if y is None else torch.dot(in_memory(x), in_memory(y)) for x, y in pairs]
