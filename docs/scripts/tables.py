@@ -82,6 +82,7 @@ def tables() -> dict[str, str]:
         "search": _search(),
         "gapped": _gapped(),
         "subset_orders": _subset_orders(),
+        "newer": _newer(),
         "router_gradients": _router_gradients(),
         "experts": _experts("accuracy", 2),
         "experts_in_use": _experts("usage", 1),
@@ -109,6 +110,17 @@ def _subset_orders() -> str:
         for label in labels
     ]
     return _table(["k", "", *(f"steepness {s}" for s in steepness)], rows)
+
+
+def _newer() -> str:
+    measured = _read("newer_estimators.csv")
+    labels, functions = (dict.fromkeys(row[x] for row in measured) for x in ("estimator", "f"))
+    cells = {
+        (row["estimator"], row["f"]): f"{_bias(row)} / {float(row['deviation']):.2f}"
+        for row in measured
+    }
+    rows = [[label, *(cells[label, f] for f in functions)] for label in labels]
+    return _table(["bias / deviation", *functions], rows)
 
 
 def _router_gradients() -> str:
