@@ -502,7 +502,7 @@ def test_draws_are_those_that_the_estimator_needs(key, evaluations):
     noise.begin(0)
     source = bits.Bits([one, dataclasses.replace(one, seed=1)], noise, evaluations)
     logits = torch.linspace(-2, 2, 3).expand(2, 4000, 3)
-    drawn = source._draw(logits)
+    drawn = source.draw(logits, source.numbers(4000, 3).uniform)
     assert drawn.shape == (source.count, 2, 4000, 3)
     assert drawn.dtype == torch.bool
     share = drawn.float().mean((1, 2))
