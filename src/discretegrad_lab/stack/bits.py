@@ -1,8 +1,8 @@
 """Bernoulli variables of stacks: the mean of a loss over samples, with any estimator of bits.
 
 All of it is ``discretegrad.expectation``: here are the draws, which are those of each member alone,
-and what members may differ in. Random numbers are made first, so that the rest is a function of them
-that can be compiled.
+and what members may differ in. Random numbers are made first, so that the rest is a function of
+them that can be compiled.
 """
 
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ class Bits:
     def _expectation(
         self, logits: Tensor, f: Objective, family: str, drawn: Tensor, further: dict[str, Tensor]
     ) -> Tensor:
-        line, options = self.line, dict(self.line.options)
+        line, options = self.line, dict(self.line.options) | further
         if self._learned is not None:
             options |= self._learned.options()
         elif line.has_tau:
@@ -152,7 +152,6 @@ class Bits:
             given=drawn,
             vectorize="stacked",
             **options,
-            **further,
         )
 
     @torch.no_grad()

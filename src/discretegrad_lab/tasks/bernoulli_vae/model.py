@@ -31,6 +31,7 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
+from .decoder import make_passes, sloped_reconstruction
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients
 from .images import Split, load_split
 
@@ -122,7 +123,7 @@ class BernoulliVaeModel(Model):
         """Of a large stack on a GPU, where a step is all memory traffic.
 
         A compiled function can be differentiated once, and the library lets nothing learn within
-        one: then the networks are compiled alone.
+        one: then parts of it are compiled.
         """
         run, row = self._run, ESTIMATORS[self._run.line.row]
         fuse = worth_compiling(self._device, self._members * run.batch * PIXELS)
@@ -132,8 +133,11 @@ class BernoulliVaeModel(Model):
         self._batch = compiled(batch_of) if fuse else batch_of
         self._costs = compiled(costs) if whole else costs
         self._encode = compiled(encode) if fuse and not whole else encode
-        parts = fuse and once and not whole
-        self._reconstruct = compiled(reconstruction) if parts else reconstruction
+        self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
+        if once:
+            self._reconstruct = compiled(reconstruction) if fuse and not whole else reconstruction
+        else:
+            self._reconstruct = partial(sloped_reconstruction, make_passes(fuse), run.slope)
         backend: Backend = "torch" if whole else "auto"
         self._bits = Bits(self._runs, self._noise, run.evaluations, self._learned, backend)
 
