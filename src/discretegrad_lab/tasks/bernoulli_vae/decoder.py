@@ -4,8 +4,8 @@ They want $\partial f / \partial z$ at their samples, and those that learn diffe
 more. ``torch.autograd`` would make the gradient of every weight along with each slope, go through
 the network again for the weights, and nothing of it could be compiled. For layers with a piecewise
 linear activation all of it is short: with $\delta$ the gradient at what a layer puts out before its
-activation, a slope is $W_1^\top \delta_1$, the gradient of a weight is $\delta h^\top$, and the only
-curvature is that of the last sigmoid.
+activation, a slope is $W_1^\top \delta_1$, the gradient of a weight is $\delta h^\top$, and the
+only curvature is that of the last sigmoid.
 """
 
 from collections.abc import Callable, Sequence
