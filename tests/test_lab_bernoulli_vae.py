@@ -235,7 +235,9 @@ def test_a_step_is_that_of_expectation_on_the_same_draws(key, evaluations, monke
 QUICK = {("reinmax", 2), ("disarm", 2), ("rodeo", 2), ("relax", 3)}
 
 
+# of torch's own tracing
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     ("key", "evaluations"),
     [x if x in QUICK else pytest.param(*x, marks=pytest.mark.slow) for x in LINES],
