@@ -21,7 +21,7 @@ from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import read_rows
-from discretegrad_lab.tasks.bernoulli_vae import gradients, model, recipes
+from discretegrad_lab.tasks.bernoulli_vae import decoder, gradients, model, recipes
 from discretegrad_lab.tasks.bernoulli_vae.claims import margins
 from discretegrad_lab.tasks.bernoulli_vae.images import Split, load_split
 from discretegrad_lab.tasks.bernoulli_vae.model import BernoulliVaeModel
@@ -230,6 +230,70 @@ def test_a_step_is_that_of_expectation_on_the_same_draws(key, evaluations, monke
     counted = task.evaluate(2)["loss_evaluations"].tolist()
     assert counted == [evaluations] * 2
     assert set(task.groups) == ({"model", "estimator"} if learned else {"model"})
+
+
+QUICK = {("reinmax", 2), ("disarm", 2), ("rodeo", 2), ("relax", 3)}
+
+
+# of torch's own tracing
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize(
+    ("key", "evaluations"),
+    [x if x in QUICK else pytest.param(*x, marks=pytest.mark.slow) for x in LINES],
+)
+def test_a_step_that_is_compiled_is_the_same(key, evaluations, monkeypatch):
+    torch._dynamo.reset()
+    runs = [run(key, evaluations, 3, "omniglot"), run(key, evaluations, 8, "mnist", tau=0.7)]
+    calls = []
+
+    def compiled(function, **_):
+        calls.append(function.__name__)
+        return torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
+
+    plain = in_double(runs)
+    for module in (model, decoder):
+        monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(model, "worth_compiling", lambda device, elements: True)
+    fused = in_double(runs)
+    # most lines as a whole, those that make noise from seeds or want slopes in parts
+    whole = key not in ("gr-mck", "double-cv", "rodeo", "rebar", "relax")
+    assert ("costs" in calls) == whole
+    results = []
+    for task in (plain, fused):
+        task.begin_epoch(1)
+        for _ in range(2):
+            losses = task.losses()["train"]
+        leaves = [x for group in task.groups.values() for x in group.parameters.values()]
+        networks = [*task._encoder.parameters(), *task._decoder.parameters()]
+        own = [] if task._learned is None else [*task._learned.parameters()]
+        assert len(leaves) == len(networks) + len(own) + task._prior.requires_grad
+        results.append((losses.detach(), *torch.autograd.grad(losses.sum(), networks + own)))
+        counted = task.evaluate(2)["loss_evaluations"].tolist()
+        assert counted == [evaluations] * 2
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_slopes_of_the_decoder_and_their_derivatives():
+    task = in_double([run("rodeo", 2, 3), run("rodeo", 2, 8)])
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.rand(2, BATCH, 784, generator=generator) > 0.5).double()
+    weights = [x for x in task._decoder.parameters()]
+    shape = (3, 2, BATCH, LATENTS)
+    v, start = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    g = torch.randn(shape[:3], generator=generator, dtype=torch.float64)
+    found = []
+    for loss in (task._reconstruct, model.reconstruction):
+        z, scale = start.clone().requires_grad_(), g.clone().requires_grad_()
+        costs = loss(task._decoder, z, x)
+        (slopes,) = torch.autograd.grad((costs * scale).sum(), z, create_graph=True)
+        second = torch.autograd.grad((slopes * v).sum(), (z, scale), retain_graph=True)
+        of_weights = torch.autograd.grad(costs.square().sum(), weights)
+        found.append((costs.detach(), slopes.detach(), *second, *of_weights))
+    assert task._reconstruct.func is decoder.sloped_reconstruction
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_the_released_pairing_is_that_of_the_released_code():
@@ -502,7 +566,7 @@ def test_draws_are_those_that_the_estimator_needs(key, evaluations):
     noise.begin(0)
     source = bits.Bits([one, dataclasses.replace(one, seed=1)], noise, evaluations)
     logits = torch.linspace(-2, 2, 3).expand(2, 4000, 3)
-    drawn = source._draw(logits)
+    drawn = source.draw(logits, source.numbers(4000, 3).uniform)
     assert drawn.shape == (source.count, 2, 4000, 3)
     assert drawn.dtype == torch.bool
     share = drawn.float().mean((1, 2))

@@ -1,17 +1,18 @@
 """Bernoulli variables of stacks: the mean of a loss over samples, with any estimator of bits.
 
 All of it is ``discretegrad.expectation``: here are the draws, which are those of each member alone,
-and what members may differ in.
+and what members may differ in. Random numbers are made first, so that the rest is a function of
+them that can be compiled.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from discretegrad import ESTIMATORS, expectation
-from discretegrad._types import Objective
+from discretegrad._types import Backend, Objective
 from discretegrad.estimators.arms import make_together
 from discretegrad.estimators.disarm import make_pairs
 from discretegrad.families.bernoulli import take_less_likely
@@ -56,6 +57,15 @@ def sample_count(line: Line, evaluations: int) -> int:
     return count
 
 
+class Numbers(NamedTuple):
+    """The random numbers of a step, (samples, members, ...) each."""
+
+    uniform: Tensor
+    """What the samples are drawn with; one for both samples of a pair."""
+    further: dict[str, Tensor]
+    """What the estimator takes besides: ``noise`` or ``seed``, if any."""
+
+
 class Bits:
     """The estimator of a line, for all members of a stack.
 
@@ -64,6 +74,7 @@ class Bits:
         noise: The random numbers of the members.
         evaluations: How often the loss of a batch element is evaluated.
         learned: What the estimator learns, if it does.
+        backend: Of samplers; ``"torch"`` where a compiler is to fuse their formulas with the rest.
     """
 
     def __init__(
@@ -72,42 +83,66 @@ class Bits:
         noise: Noise,
         evaluations: int,
         learned: Learned | None = None,
+        backend: Backend = "auto",
     ) -> None:
         self.line = runs[0].line
         self.count = sample_count(self.line, evaluations)
         self._noise, self._learned, self._draws = noise, learned, runs[0].draws
+        self._backend = backend
+        self._pairs = self.line.row == "disarm"
+        self._takes = {name: self.line.takes(name) for name in ("noise", "seed", "num_draws")}
         numbers = [run.tau for run in runs]
         # kernels are faster for one number
         self._tau = numbers[0] if len(set(numbers)) == 1 else None
         self._taus = torch.tensor(numbers, dtype=torch.float64, device=noise.device)
 
-    def mean(self, logits: Tensor, f: Objective) -> Tensor:
+    def numbers(self, *shape: int) -> Numbers:
+        """The random numbers of the next ``mean``, for logits of the shape (members, *shape)."""
+        count = self.count // 2 if self._pairs else self.count
+        uniform = self._noise.uniform(count, *shape).movedim(1, 0)
+        further: dict[str, Tensor] = {}
+        if self._takes["seed"]:
+            further["seed"] = self._noise.seeds(self.count).movedim(1, 0).contiguous()
+        elif self._takes["noise"]:
+            defaults, options = ESTIMATORS[self.line.row].options, dict(self.line.options)
+            if options.get("tied", defaults.get("tied", True)):
+                noise = self._noise.logistic(self.count, *shape).movedim(1, 0)
+            else:
+                noise = self._noise.logistic(2, self.count, *shape).movedim(0, 2)
+            further["noise"] = noise
+        self._noise.next_step()
+        return Numbers(uniform, further)
+
+    def mean(self, logits: Tensor, f: Objective, numbers: Numbers) -> Tensor:
         """The mean of f over samples, (members, batch), with the gradient of the estimator.
 
         Args:
             logits: (members, batch, variables).
             f: From several samples, (samples, members, batch, variables), to (samples, members,
                 batch). What it depends on besides gets its ordinary gradient.
+            numbers: See there.
         """
-        if self.line.takes("seed"):
+        drawn = self.draw(logits, numbers.uniform)
+        if self._takes["seed"]:
             # as two categories each: the kernels have seeds for each member for those alone
-            drawn = (~self._draw(logits)).long()
             two = torch.stack([logits, torch.zeros_like(logits)], -1)
-            return self._expectation(two, lambda z: f(z[..., 0]), "categorical", drawn)
-        drawn = self._draw(logits)
-        return self._expectation(logits, f, "bernoulli", drawn)
+            first, drawn = (lambda z: f(z[..., 0])), (~drawn).long()
+            return self._expectation(two, first, "categorical", drawn, numbers.further)
+        return self._expectation(logits, f, "bernoulli", drawn, numbers.further)
 
-    def _expectation(self, logits: Tensor, f: Objective, family: str, drawn: Tensor) -> Tensor:
-        line, options = self.line, dict(self.line.options)
+    def _expectation(
+        self, logits: Tensor, f: Objective, family: str, drawn: Tensor, further: dict[str, Tensor]
+    ) -> Tensor:
+        line, options = self.line, dict(self.line.options) | further
         if self._learned is not None:
             options |= self._learned.options()
         elif line.has_tau:
             each = self._taus.view(-1, *[1] * (logits.ndim - 1))
             options["tau"] = each if self._tau is None else self._tau
-        if line.takes("num_draws"):
+        if self._takes["num_draws"]:
             options["num_draws"] = self._draws
-        options |= self._further_noise(logits, options)
-        self._noise.next_step()
+        if line.kind == "sampler":
+            options["backend"] = self._backend
         return expectation(
             logits,
             f,
@@ -120,27 +155,13 @@ class Bits:
         )
 
     @torch.no_grad()
-    def _draw(self, logits: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """Booleans, (samples, members, ...), as the estimator wants them drawn."""
-        point, row = logits.detach(), self.line.row
-        count = self.count // 2 if row == "disarm" else self.count
+        point = logits.detach()
+        makers = {"disarm": make_pairs, "arms": make_together}
+        drawn = makers.get(self.line.row, take_less_likely)(point, uniform)
         # in one piece, as kernels want what is given
-        uniform = self._noise.uniform(count, *logits.shape[1:]).movedim(1, 0).contiguous()
-        if row == "disarm":
-            return make_pairs(point, uniform)
-        return make_together(point, uniform) if row == "arms" else take_less_likely(point, uniform)
-
-    def _further_noise(self, logits: Tensor, options: dict[str, Any]) -> dict[str, Tensor]:
-        """What the estimator needs besides the draw."""
-        if self.line.takes("seed"):
-            return {"seed": self._noise.seeds(self.count).movedim(1, 0).contiguous()}
-        if not self.line.takes("noise"):
-            return {}
-        shape = (self.count, *logits.shape[1:])
-        defaults = ESTIMATORS[self.line.row].options
-        if options.get("tied", defaults.get("tied", True)):
-            return {"noise": self._noise.logistic(*shape).movedim(1, 0)}
-        return {"noise": self._noise.logistic(2, *shape).movedim(0, 2)}
+        return drawn.contiguous()
 
 
 def draw_bits(logits: Tensor, noise: Noise, count: int) -> Tensor:

@@ -127,10 +127,18 @@ class RelaxNetwork(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """The numbers, (samples, members, batch)."""
         assert self.batch is not None
-        x = self.batch.to(z.dtype).unsqueeze(1).expand(-1, len(z), -1, -1)
-        both = torch.cat([x, z.movedim(0, 1)], -1)
-        value: Tensor = self.layers(both.flatten(1, 2)).view(both.shape[:-1])
-        return value.movedim(0, 1)
+        inner, outer = self.layers[0], self.layers[2]
+        assert isinstance(inner, Linear)
+        assert isinstance(outer, Linear)
+        x, samples = self.batch.to(z.dtype), len(z)
+        # the input is the same for all samples; torch's own products, since they do no more than
+        # what a gradient is asked of, and slopes ask for none of the weights
+        for_x, for_z = inner.weight.split([x.shape[-1], z.shape[-1]], -1)
+        of_x = torch.bmm(x, for_x.mT) + inner.bias.unsqueeze(1)
+        of_z = torch.bmm(z.movedim(0, 1).flatten(1, 2), for_z.mT).unflatten(1, (samples, -1))
+        hidden = self.layers[1](of_z + of_x.unsqueeze(1)).flatten(1, 2)
+        value = torch.bmm(hidden, outer.weight.mT) + outer.bias.unsqueeze(1)
+        return value.view(len(x), samples, -1).movedim(0, 1)
 
 
 class SteinNetwork(nn.Module):
@@ -150,9 +158,9 @@ class SteinNetwork(nn.Module):
         """Both outputs at every point."""
         if self._passes is None:
             fuse = worth_compiling(x.device, x.numel() * STEIN_HIDDEN)
-            self._passes = (
-                (compiled(stein), compiled(stein_slopes)) if fuse else (stein, stein_slopes)
-            )
+            self._passes = (stein, stein_slopes)
+            if fuse:
+                self._passes = compiled(stein, inline=True), compiled(stein_slopes, inline=True)
         # the members first, all points of a member in one axis
         place = x.ndim - 4
         points = x.movedim(place, 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import discretegrad
 
-from .compilation import worth_compiling
+from .compilation import compiled, worth_compiling
 from .config import Run, in_order
 from .model import Group, Model
 from .momentum import Momentum
@@ -72,6 +72,8 @@ class Stack:
         self.optimisers = {
             name: _optimiser(group, updates, compile) for name, group in self.model.groups.items()
         }
+        # in turn, each loss would be compiled anew
+        self._take_in = take_in if self.model.in_turn or not compile else compiled(take_in)
         members = len(self.runs)
         self.diverged = torch.full((members,), -1, dtype=torch.int64, device=self.device)
         """The step, from 1, at which a loss was not finite for the first time; -1 if there is none.
@@ -161,12 +163,13 @@ class Stack:
             )
             for name, group in groups.items():
                 updates[name] = dict(zip(group.parameters, gradients, strict=False))
-        for name in [name for name in self._totals if name in losses]:
-            values = losses[name].detach()
-            first = ~values.isfinite() & (self.diverged < 0)
-            torch.where(first, self._step, self.diverged, out=self.diverged)
-            self._totals[name] += values
-        alive = self.diverged < 0
+        names = [name for name in self._totals if name in losses]
+        alive = self._take_in(
+            [losses[name].detach() for name in names],
+            [self._totals[name] for name in names],
+            self.diverged,
+            self._step,
+        )
         for name, gradient in updates.items():
             members = self.model.groups[name].members
             self.optimisers[name].step(gradient, alive[members.start : members.stop])
@@ -266,6 +269,20 @@ class Stack:
             )
         for name, x in views.items():
             x.copy_(state[name])
+
+
+def take_in(
+    losses: Sequence[Tensor], totals: Sequence[Tensor], diverged: Tensor, step: Tensor
+) -> Tensor:
+    """Add the losses of a step to their totals; which members are alive.
+
+    Those whose loss is not finite for the first time are noted in ``diverged``.
+    """
+    for values, total in zip(losses, totals, strict=True):
+        first = ~values.isfinite() & (diverged < 0)
+        torch.where(first, step, diverged, out=diverged)
+        total += values
+    return diverged < 0
 
 
 def _optimiser(group: Group, updates: int, compile: bool) -> Optimiser | Momentum:

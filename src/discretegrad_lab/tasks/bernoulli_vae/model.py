@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from discretegrad import ESTIMATORS
+from discretegrad._types import Backend
 
-from ...stack.bits import Bits, draw_bits
+from ...stack.bits import Bits, Numbers, draw_bits
 from ...stack.compilation import compiled, worth_compiling
 from ...stack.layers import generators, mlp, of_member, start_as_glorot
 from ...stack.learned import RATE, STEIN_HIDDEN, make_learned
@@ -30,6 +31,7 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
+from .decoder import make_passes, sloped_reconstruction
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients
 from .images import Split, load_split
 
@@ -76,16 +78,8 @@ class BernoulliVaeModel(Model):
         self.steps_per_epoch = run.steps_per_epoch
 
         self._make_networks()
-        self._bits = Bits(runs, self._noise, run.evaluations, self._learned)
         self._evaluations = 0
-        # what is all memory traffic in a step
-        row = ESTIMATORS[run.line.row]
-        fuse = worth_compiling(device, self._members * run.batch * PIXELS)
-        self._take = compiled(take) if fuse else take
-        self._logits = compiled(encode) if fuse else encode
-        # a compiled function is differentiated once only
-        fuse = fuse and (row.kind == "sampler" or not row.needs_grad_f)
-        self._reconstruct = compiled(reconstruction) if fuse else reconstruction
+        self._choose_what_to_compile()
 
         names = dict.fromkeys(member.data for member in runs)
         self._place_images(
@@ -124,6 +118,28 @@ class BernoulliVaeModel(Model):
         if self._learned is not None:
             own = dict(self._learned.to(device).named_parameters())
             self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
+
+    def _choose_what_to_compile(self) -> None:
+        """Of a large stack on a GPU, where a step is all memory traffic.
+
+        A compiled function can be differentiated once, and the library lets nothing learn within
+        one: then parts of it are compiled.
+        """
+        run, row = self._run, ESTIMATORS[self._run.line.row]
+        fuse = worth_compiling(self._device, self._members * run.batch * PIXELS)
+        once = row.kind == "sampler" or not row.needs_grad_f
+        # what makes noise from seeds is a kernel of its own
+        whole = fuse and once and not run.line.takes("seed")
+        self._batch = compiled(batch_of) if fuse else batch_of
+        self._costs = compiled(costs) if whole else costs
+        self._encode = compiled(encode) if fuse and not whole else encode
+        self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
+        if once:
+            self._reconstruct = compiled(reconstruction) if fuse and not whole else reconstruction
+        else:
+            self._reconstruct = partial(sloped_reconstruction, make_passes(fuse), run.slope)
+        backend: Backend = "torch" if whole else "auto"
+        self._bits = Bits(self._runs, self._noise, run.evaluations, self._learned, backend)
 
     def _place_images(self, splits: Mapping[str, Split]) -> None:
         """Bring the images of all members to the device, once for each data set."""
@@ -191,14 +207,19 @@ class BernoulliVaeModel(Model):
     def losses(self) -> dict[str, Tensor]:
         """The mean negative ELBO of the next batch, over the samples of each image."""
         x = self._next_batch()
-        logits = self._logits(self._encoder, x, self._run.two_logits)
+        numbers = self._bits.numbers(self._run.batch, self._run.latents)
+        self._evaluations = 0
+        return {"train": self._costs(self, x, numbers)}
+
+    def costs(self, x: Tensor, numbers: Numbers) -> Tensor:
+        """The same for a batch and random numbers, (members,)."""
+        logits = self._encode(self._encoder, x, self._run.two_logits)
         if self._learned is not None:
             self._learned.see(x)
-        self._evaluations = 0
-        costs = self._bits.mean(logits, partial(self._loss, x, logits)).mean(1)
+        costs = self._bits.mean(logits, partial(self._loss, x, logits), numbers).mean(1)
         if self._run.divergence == "exact":
             costs = costs + exact_divergence(logits, self.log_prior()).mean(1)
-        return {"train": costs}
+        return costs
 
     def _loss(self, x: Tensor, logits: Tensor, z: Tensor) -> Tensor:
         """What the estimator sees, (samples, members, batch)."""
@@ -210,14 +231,14 @@ class BernoulliVaeModel(Model):
 
     def _next_batch(self) -> Tensor:
         """(members, batch, 784); the step is counted on the device, where a graph can do it."""
-        index = self._order.index_select(1, self._step)
-        self._step.add_(1).remainder_(self.steps_per_epoch)
-        x = self._take(self._train.images, index.flatten()).view(self._members, -1, PIXELS)
+        uniform = None
         if self._run.binarised == "anew":
-            uniform = self._pixels.uniform(*x.shape[1:])
+            uniform = self._pixels.uniform(self._run.batch, PIXELS)
             self._pixels.next_step()
-            x = uniform < x
-        return x.to(next(self._encoder.parameters()).dtype)
+        dtype = next(self._encoder.parameters()).dtype
+        x = self._batch(self._train.images, self._order, self._step, uniform, dtype)
+        self._step.add_(1).remainder_(self.steps_per_epoch)
+        return x
 
     def log_prior(self) -> tuple[Tensor, Tensor]:
         """The logarithms of the prior's masses of 1 and of 0, (members, latents) each.
@@ -348,6 +369,28 @@ class _Rows:
         starts = torch.tensor([begins[id(images)] for images in sets], device=device)
         together = torch.cat([images.to(device) for images in distinct.values()])
         return cls(together, starts, [len(images) for images in sets])
+
+
+def batch_of(
+    images: Tensor, order: Tensor, step: Tensor, uniform: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The images of a step, (members, batch, pixels), binary if there are uniform numbers.
+
+    Args:
+        images: Bytes, (images, pixels).
+        order: Which of them each member takes, (members, steps, batch).
+        step: One number.
+        uniform: (members, batch, pixels).
+        dtype: That of the networks.
+    """
+    index = order.index_select(1, step)
+    x = take(images, index.flatten()).view(len(order), -1, images.shape[1])
+    return (x if uniform is None else uniform < x).to(dtype)
+
+
+def costs(model: BernoulliVaeModel, x: Tensor, numbers: Numbers) -> Tensor:
+    """``BernoulliVaeModel.costs`` as a function, which can be compiled."""
+    return model.costs(x, numbers)
 
 
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor, two_logits: bool) -> Tensor:

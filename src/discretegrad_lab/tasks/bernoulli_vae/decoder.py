@@ -1,0 +1,212 @@
+r"""The loss of the decoder for estimators that ask for its slopes.
+
+They want $\partial f / \partial z$ at their samples, and those that learn differentiate that once
+more. ``torch.autograd`` would make the gradient of every weight along with each slope, go through
+the network again for the weights, and nothing of it could be compiled. For layers with a piecewise
+linear activation all of it is short: with $\delta$ the gradient at what a layer puts out before its
+activation, a slope is $W_1^\top \delta_1$, the gradient of a weight is $\delta h^\top$, and the
+only curvature is that of the last sigmoid.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
+
+from ...stack.compilation import compiled
+from ...stack.layers import Linear
+
+
+class Passes(NamedTuple):
+    """The passes through the decoder, compiled or not."""
+
+    forward: Callable[..., tuple[Tensor, list[Tensor]]]
+    backward: Callable[..., list[Tensor]]
+    slopes: Callable[..., Tensor]
+    curvature: Callable[..., Tensor]
+    weights: Callable[..., list[Tensor]]
+
+
+def make_passes(fuse: bool) -> Passes:
+    """All of them."""
+    functions = (forward, backward, slopes, curvature, weight_gradients)
+    passes: list[Callable[..., Any]] = [compiled(x) if fuse else x for x in functions]
+    return Passes(*passes)
+
+
+def sloped_reconstruction(
+    passes: Passes, slope: float, decoder: nn.Module, z: Tensor, x: Tensor
+) -> Tensor:
+    """``reconstruction`` of ``model``, which can be differentiated by z twice, by weights once.
+
+    Args:
+        passes: How to compute it.
+        slope: That of the activations where they are negative.
+        decoder: Of all members.
+        z: (samples, members, batch, latents).
+        x: (members, batch, pixels).
+    """
+    layers = [layer for layer in decoder.children() if isinstance(layer, Linear)]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+    with torch.no_grad():
+        point = _Point(passes, slope, z.detach(), x, [p.detach() for p in parameters])
+    # two nodes of the graph, so that a gradient of one asks nothing of the other
+    return _Costs.apply(z, point) + _Weights.apply(point, *parameters)
+
+
+class _Point:
+    """Samples with what has been computed there so far."""
+
+    def __init__(
+        self, passes: Passes, slope: float, z: Tensor, x: Tensor, parameters: Sequence[Tensor]
+    ) -> None:
+        self.passes, self.slope, self.x, self.parameters = passes, slope, x, parameters
+        self.costs, self.outputs = passes.forward(z, x, parameters, slope)
+
+    @cached_property
+    def deltas(self) -> list[Tensor]:
+        return self.passes.backward(self.outputs, self.x, self.parameters, self.slope)
+
+    @cached_property
+    def slopes(self) -> Tensor:
+        return self.passes.slopes(self.deltas[0], self.parameters[0], self.costs.shape)
+
+    def curvature(self, g: Tensor, v: Tensor) -> Tensor:
+        return self.passes.curvature(g.detach(), v, self.outputs, self.parameters, self.slope)
+
+    def weight_gradients(self, g: Tensor) -> list[Tensor]:
+        return self.passes.weights(g, self.outputs, self.deltas)
+
+
+class _Costs(torch.autograd.Function):
+    apply: Callable[..., Tensor]  # torch leaves it without a type
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, point: _Point) -> Tensor:
+        ctx.point = point
+        ctx.save_for_backward(z)
+        return point.costs
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _Slopes.apply(*ctx.saved_tensors, g, ctx.point), None
+
+
+class _Slopes(torch.autograd.Function):
+    """The slopes times a number for each sample."""
+
+    apply: Callable[..., Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, g: Tensor, point: _Point) -> Tensor:
+        ctx.point = point
+        ctx.save_for_backward(g)
+        return g.unsqueeze(-1) * point.slopes
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = ctx.saved_tensors
+        for_z, for_g, _ = ctx.needs_input_grad
+        return (
+            ctx.point.curvature(g, v) if for_z else None,
+            (ctx.point.slopes * v).sum(-1) if for_g else None,
+            None,
+        )
+
+
+class _Weights(torch.autograd.Function):
+    """Zeros that carry the gradients of the weights."""
+
+    apply: Callable[..., Tensor]
+
+    @staticmethod
+    def forward(ctx: Any, point: _Point, *parameters: Tensor) -> Tensor:
+        ctx.point = point
+        return torch.zeros_like(point.costs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.point.weight_gradients(g)
+
+
+# samples of a member lie in one axis: (members, samples * batch, ...)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """From (samples, members, batch, ...)."""
+    return x.movedim(0, 1).flatten(1, 2)
+
+
+def _parted(x: Tensor, samples: int) -> Tensor:
+    """Back to that."""
+    parted: Tensor = x.unflatten(1, (samples, -1))
+    return parted.movedim(1, 0)
+
+
+def _through(output: Tensor, change: Tensor, slope: float) -> Tensor:
+    """A change times the derivative of an activation, which follows from the sign of its output."""
+    return torch.where(output > 0, change, slope * change)
+
+
+def forward(
+    z: Tensor, x: Tensor, parameters: Sequence[Tensor], slope: float
+) -> tuple[Tensor, list[Tensor]]:
+    """The losses, (samples, members, batch), and what goes into each layer and out of the last."""
+    outputs = [_joined(z)]
+    for number in range(0, len(parameters), 2):
+        weight, bias = parameters[number], parameters[number + 1]
+        output = torch.bmm(outputs[-1], weight.mT) + bias.unsqueeze(1)
+        outputs.append(output if number == len(parameters) - 2 else leaky_relu(output, slope))
+    pixels = _parted(outputs[-1], len(z))
+    target = x.expand_as(pixels)
+    costs = binary_cross_entropy_with_logits(pixels, target, reduction="none").sum(-1)
+    return costs, outputs
+
+
+def backward(
+    outputs: Sequence[Tensor], x: Tensor, parameters: Sequence[Tensor], slope: float
+) -> list[Tensor]:
+    """The gradient of a sample's loss at the output of each layer, before its activation."""
+    pixels = outputs[-1].unflatten(1, (-1, x.shape[1]))
+    deltas = [(pixels.sigmoid() - x.unsqueeze(1)).flatten(1, 2)]
+    for weight, output in zip(parameters[-2:0:-2], outputs[-2:0:-1], strict=True):
+        deltas.append(_through(output, torch.bmm(deltas[-1], weight), slope))
+    return deltas[::-1]
+
+
+def slopes(delta: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of a sample's loss at the sample, (samples, members, batch, latents)."""
+    return _parted(torch.bmm(delta, weight), shape[0])
+
+
+def curvature(
+    g: Tensor, v: Tensor, outputs: Sequence[Tensor], parameters: Sequence[Tensor], slope: float
+) -> Tensor:
+    """The second derivatives of each loss times v, and times g, of the shape of v."""
+    hidden, change = outputs[1:-1], _joined(v)
+    for weight, output in zip(parameters[:-2:2], hidden, strict=True):
+        change = _through(output, torch.bmm(change, weight.mT), slope)
+    probs = outputs[-1].sigmoid()
+    change = torch.bmm(change, parameters[-2].mT) * (probs * (1 - probs))
+    change = change * _joined(g).unsqueeze(-1)
+    for weight, output in zip(parameters[-2:0:-2], hidden[::-1], strict=True):
+        change = _through(output, torch.bmm(change, weight), slope)
+    return _parted(torch.bmm(change, parameters[0]), len(v))
+
+
+def weight_gradients(
+    g: Tensor, outputs: Sequence[Tensor], deltas: Sequence[Tensor]
+) -> list[Tensor]:
+    """Those of weight and bias of each layer, where each loss counts g times."""
+    weights = _joined(g).unsqueeze(-1)
+    gradients: list[Tensor] = []
+    for entering, delta in zip(outputs[:-1], deltas, strict=True):
+        weighted = delta * weights
+        gradients += [torch.bmm(weighted.mT, entering), weighted.sum(1)]
+    return gradients
