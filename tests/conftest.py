@@ -6,6 +6,9 @@ import tempfile
 import warnings
 from pathlib import Path
 
+# torch reads it when it is imported: threads that wait for others leave the cores to them
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 
