@@ -6,6 +6,7 @@ is built otherwise is left as it is.
 """
 
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +41,22 @@ def _once_in_a_launch(tl, interpreter) -> dict[Place, Any]:
         (interpreter, "_patch_lang"): prepare_once,
         (interpreter.GridExecutor, "__call__"): fresh_launch,
     }
+
+
+def _names_of_builtins_by_module(tl, interpreter) -> dict[Place, Any]:
+    put, is_builtin = interpreter._patch_attr, tl.core.is_builtin
+
+    @functools.cache
+    def names(module):
+        return [name for name, member in inspect.getmembers(module) if is_builtin(member)]
+
+    def put_all(module, builder, scope):
+        for name in names(module):
+            member = getattr(module, name)
+            if is_builtin(member):
+                put(module, name, member, builder, scope)
+
+    return {(interpreter, "_patch_builtin"): put_all}
 
 
 def _numpy_type_by_name(tl, interpreter) -> dict[Place, Any]:
@@ -88,6 +105,7 @@ def _shapes_of_tensors_by_type(tl, interpreter) -> dict[Place, Any]:
 
 PARTS = (
     _once_in_a_launch,
+    _names_of_builtins_by_module,
     _numpy_type_by_name,
     _types_of_blocks_by_shape,
     _shapes_of_tensors_by_type,
