@@ -1,9 +1,13 @@
 """Shared by all tests."""
 
+import importlib.util
 import os
 import tempfile
 import warnings
 from pathlib import Path
+
+# torch reads it when it is imported: threads that wait for others leave the cores to them
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -16,6 +20,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if not torch.cuda.is_available():
     # Triton and the library read it when they are imported: kernels then run without a GPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+        import quick_interpreter
+
+        quick_interpreter.install()
 
 
 @pytest.fixture

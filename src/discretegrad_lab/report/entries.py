@@ -64,15 +64,16 @@ def entries(reading: Reading, results: Results) -> list[Entry]:
     """All cells of the tables of a reading."""
     keys = results.estimators()
     settings = results.settings((*reading.panels, *reading.rows, *reading.variants))
-    pairs = [(setting, key) for setting in settings for key in keys]
+    parts = [(setting, results.part(**setting)) for setting in settings]
+    cells = [(setting, part, key) for setting, part in parts for key in keys]
     if reading.variants:
         # those of an estimator side by side, and none that nobody trains
-        pairs = [(x, key) for x, key in pairs if results.where(estimator=key, **x)]
-        pairs.sort(key=lambda pair: keys.index(pair[1]))
+        cells = [(x, part, key) for x, part, key in cells if part.where(estimator=key)]
+        cells.sort(key=lambda cell: keys.index(cell[2]))
     return [
-        _entry(reading, results.part(**setting), metric, setting, estimator)
+        _entry(reading, part, metric, setting, estimator)
         for metric in reading.metrics
-        for setting, estimator in pairs
+        for setting, part, estimator in cells
     ]
 
 
