@@ -52,6 +52,10 @@ CHOSEN = {
     by: tuple(name.replace("vae-", f"vae-chosen-by-{by}-") for name in COLUMNS)
     for by in ("train", "test")
 }
+PARSING, SEARCHED = "listops", "nas-cifar10"
+BITS = tuple(
+    f"bernoulli-vae-{x}-k{k}" for k in (2, 3) for x in ("mnist", "fashion-mnist", "omniglot")
+)
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 
 
@@ -96,6 +100,9 @@ def blocks() -> dict[str, str]:
         "curves": tables_and_claims(CURVES),
         "settings": tables_and_claims(SETTINGS, folded=True),
         "at one": at_one_table(),
+        "listops": if_stored(PARSING),
+        "architectures": if_stored(SEARCHED),
+        "bits": "\n\n".join(f"**{tasks.recipe(x).title}**\n\n{if_stored(x)}" for x in BITS),
     }
 
 
@@ -103,7 +110,7 @@ def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
     named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, *SEARCHES)
-    named += (*CHOSEN["train"], *CHOSEN["test"])
+    named += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
     beyond = [name for name in named if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
         results, recipe = read(name), tasks.recipe(name)
