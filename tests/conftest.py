@@ -17,10 +17,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+has_triton = importlib.util.find_spec("triton") is not None
+# there is none on Windows and macOS
+collect_ignore = [] if has_triton else ["test_gpu_lab.py", "test_lab_listops_kernels.py"]
 if not torch.cuda.is_available():
     # Triton and the library read it when they are imported: kernels then run without a GPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+    if os.environ["TRITON_INTERPRET"] == "1" and has_triton:
         import quick_interpreter
 
         quick_interpreter.install()

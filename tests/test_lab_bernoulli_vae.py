@@ -284,7 +284,7 @@ def test_slopes_of_the_decoder_and_their_derivatives():
     v, start = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     g = torch.randn(shape[:3], generator=generator, dtype=torch.float64)
     found = []
-    for loss in (task._reconstruct, model.reconstruction):
+    for loss in (task._reconstruct, decoder.reconstruction):
         z, scale = start.clone().requires_grad_(), g.clone().requires_grad_()
         costs = loss(task._decoder, z, x)
         (slopes,) = torch.autograd.grad((costs * scale).sum(), z, create_graph=True)

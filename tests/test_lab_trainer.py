@@ -13,7 +13,6 @@ from scipy import stats
 
 import discretegrad
 import philox_reference as philox
-from discretegrad.kernels.uniform import choose, fill
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack.config import in_order
@@ -94,7 +93,8 @@ def test_documents_are_read_or_refused():
 def test_the_kernel_fills_with_the_words_of_philox(step, purpose):
     seeds = torch.tensor([5, 2**62 + 3, 7])
     numbers = torch.full((3, 2050), -1.0)
-    fill(numbers, seeds, torch.tensor([step]), purpose)
+    uniform = pytest.importorskip("discretegrad.kernels.uniform")
+    uniform.fill(numbers, seeds, torch.tensor([step]), purpose)
     for row, seed in zip(numbers, seeds, strict=True):
         element = torch.arange(2050)
         word = philox.words(seed, element // 4, step, purpose)[element % 4, element]
@@ -108,8 +108,9 @@ def test_the_kernel_chooses_the_categories_of_its_numbers(n, rows, repeats):
     logits[:, 0, : n // 2] = -torch.inf
     seeds, step = torch.tensor([5, 2**62 + 3]), torch.tensor([9])
     index, numbers = torch.full((2, repeats * rows), -1), torch.empty(2, repeats * rows)
-    choose(index, logits, seeds, step, 2)
-    fill(numbers, seeds, step, 2)
+    uniform = pytest.importorskip("discretegrad.kernels.uniform")
+    uniform.choose(index, logits, seeds, step, 2)
+    uniform.fill(numbers, seeds, step, 2)
     ends = logits.double().softmax(-1).cumsum(-1).repeat(1, repeats, 1)
     lower, upper = (
         torch.nn.functional.pad(ends, (1, 0)).gather(-1, index[..., None] + side).squeeze(-1)

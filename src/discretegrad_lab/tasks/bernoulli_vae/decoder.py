@@ -1,6 +1,6 @@
-r"""The loss of the decoder for estimators that ask for its slopes.
+r"""The loss of the decoder, and the same for estimators that ask for its slopes.
 
-They want $\partial f / \partial z$ at their samples, and those that learn differentiate that once
+Those want $\partial f / \partial z$ at their samples, and those that learn differentiate that once
 more. ``torch.autograd`` would make the gradient of every weight along with each slope, go through
 the network again for the weights, and nothing of it could be compiled. For layers with a piecewise
 linear activation all of it is short: with $\delta$ the gradient at what a layer puts out before its
@@ -19,6 +19,22 @@ from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
 from ...stack.compilation import compiled
 from ...stack.layers import Linear
+
+
+def reconstruction(decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
+    """The cross entropy of each image with each of its samples, (samples, members, batch).
+
+    Args:
+        decoder: Of all members.
+        z: (samples, members, batch, latents).
+        x: (members, batch, pixels).
+    """
+    samples, members, batch, latents = z.shape
+    codes = z.movedim(0, 1).reshape(members, samples * batch, latents)
+    pixels = decoder(codes).view(members, samples, batch, -1)
+    x = x.unsqueeze(1).expand_as(pixels)
+    costs = binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(-1)
+    return costs.movedim(1, 0)
 
 
 class Passes(NamedTuple):
@@ -41,7 +57,7 @@ def make_passes(fuse: bool) -> Passes:
 def sloped_reconstruction(
     passes: Passes, slope: float, decoder: nn.Module, z: Tensor, x: Tensor
 ) -> Tensor:
-    """``reconstruction`` of ``model``, which can be differentiated by z twice, by weights once.
+    """``reconstruction``, which can be differentiated by z twice, by weights once.
 
     Args:
         passes: How to compute it.

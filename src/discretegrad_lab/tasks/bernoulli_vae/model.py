@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
+from torch.nn.functional import logsigmoid, softplus
 
 from discretegrad import ESTIMATORS
 from discretegrad._types import Backend
@@ -31,7 +31,7 @@ from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
-from .decoder import make_passes, sloped_reconstruction
+from .decoder import make_passes, reconstruction, sloped_reconstruction
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients
 from .images import Split, load_split
 
@@ -397,22 +397,6 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor, two_logits: bool) -> 
     """The log-odds of the bits, (members, batch, latents)."""
     out = encoder(x)
     return 2 * out - 1 if two_logits else out
-
-
-def reconstruction(decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
-    """The cross entropy of each image with each of its samples, (samples, members, batch).
-
-    Args:
-        decoder: Of all members.
-        z: (samples, members, batch, latents).
-        x: (members, batch, pixels).
-    """
-    samples, members, batch, latents = z.shape
-    codes = z.movedim(0, 1).reshape(members, samples * batch, latents)
-    pixels = decoder(codes).view(members, samples, batch, -1)
-    x = x.unsqueeze(1).expand_as(pixels)
-    costs = binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(-1)
-    return costs.movedim(1, 0)
 
 
 def sampled_divergence(z: Tensor, logits: Tensor, prior: tuple[Tensor, Tensor]) -> Tensor:
