@@ -1,8 +1,8 @@
 """Triton's interpreter without the work that it does again and again.
 
-It computes the same, in less than half the time: what follows from a type alone is looked up, and
-the language is prepared once in a launch, not at every call of a function within it. A Triton that
-is built otherwise is left as it is.
+It computes the same in less time: what follows from a type alone is looked up, and the language is
+prepared once in a launch, not at every call of a function within it. A part that does not fit
+another version of Triton is left out.
 """
 
 import functools

@@ -26,7 +26,10 @@ from discretegrad.kernels import subset, subset_steps  # noqa: E402
 from discretegrad.kernels.subset_family import KernelSubset  # noqa: E402
 
 # NumPy tells of infinities that a GPU makes silently
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 SCORES = [row for row in discretegrad.ESTIMATORS.values() if row.kind == "score" and row.any_family]
 each_sampler = pytest.mark.parametrize("name", OPTIONS)
