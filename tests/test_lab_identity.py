@@ -18,6 +18,7 @@ FROZEN = {
     "experts-fashion": (300, "5ea32c99eb991c34"),
     "experts-mnist": (300, "b590cce133eabf6b"),
     "experts-rates": (80, "e0544bcb552e3b06"),
+    "listops": (35, "478e564a3ab0810f"),
     "listops-quick": (6, "b70eb9e56efadd8f"),
     "polynomial-curves": (105, "559a5107040da0ad"),
     "polynomial-grids": (945, "deaefeaaa1bdc889"),
