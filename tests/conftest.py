@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import tempfile
 import warnings
 from pathlib import Path
@@ -16,6 +17,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # the processes share the cores; threads beside them would only wait for each other
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# what a shell starts in the background, or with nohup, ignores signals that tests send
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (getattr(signal, "SIGHUP", signal.SIGTERM), signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 has_triton = importlib.util.find_spec("triton") is not None
 # there is none on Windows and macOS
