@@ -13,10 +13,11 @@ from torch.distributions import Bernoulli, kl_divergence
 
 import discretegrad
 import oracles
+from discretegrad import _stein
 from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
-from discretegrad_lab.stack import bits
+from discretegrad_lab.stack import bits, learned
 from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
@@ -575,6 +576,31 @@ def test_draws_are_those_that_the_estimator_needs(key, evaluations):
     if key in ("disarm", "arms"):
         # no two of them take a value that is so unlikely
         assert drawn[..., 0].sum(0).max() == 1
+
+
+def test_the_network_of_rodeo_compiles_no_more_in_a_capture_than_before_it(monkeypatch):
+    """A capture has no checkpoints; to compile within one is an error of CUDA."""
+    task = BernoulliVaeModel([run("rodeo", 2, seed) for seed in (0, 1)], CPU)
+    found = []
+
+    def count(graph, example):
+        found.append(graph)
+        return graph.forward
+
+    task._learned.network._passes = tuple(
+        torch.compile(x, dynamic=False, backend=count)
+        for x in (learned.stein, learned.stein_slopes)
+    )
+    leaves = list(task.groups["estimator"].parameters.values())
+    task.begin_epoch(0)
+    for _ in range(2):
+        torch.autograd.grad(task.losses()["train"].sum(), leaves)
+    before = len(found)
+    assert before > 0
+    # what a capture does
+    monkeypatch.setattr(_stein, "checkpoint", lambda network, *inputs, **_: network(*inputs))
+    torch.autograd.grad(task.losses()["train"].sum(), leaves)
+    assert len(found) == before
 
 
 @pytest.mark.parametrize(("key", "evaluations"), [("rodeo", 3), ("relax", 3), ("reinmax", 2)])

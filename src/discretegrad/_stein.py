@@ -69,7 +69,8 @@ def _other_outputs(
 
 def _network(control: Objective, inputs: Tensor, learn: bool) -> Tensor:
     # checkpoints keep the state of the random generators, which cannot be read during a capture
-    if not learn or (inputs.is_cuda and torch.cuda.is_current_stream_capturing()):
+    capturing = inputs.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not learn or capturing or getattr(control, "stores_no_hidden_layer", False):
         return call_network(control, inputs)
     # the hidden layers of all pairs of samples at once would be most of the memory of a step
     outputs: Tensor = checkpoint(call_network, control, inputs, use_reentrant=False)

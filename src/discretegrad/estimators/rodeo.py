@@ -69,7 +69,8 @@ def rodeo(
         f: As for ``reinforce``, and differentiable.
         num_samples: Samples to average over, at least 2; by default 2, or as many as are given.
         control: H, from (..., 2) to (..., 2). The parameters of an ``nn.Module`` learn; see
-            ``Rodeo``, which has the network of the paper.
+            ``Rodeo``, which has the network of the paper. To save memory it is run again in the
+            backward pass, unless it has a true attribute ``stores_no_hidden_layer``.
         alpha: Weight of the control variate of f: a number, or a tensor of numbers for the first
             batch axes. One that requires a gradient learns; how much a batch element counts in
             your loss counts for all of them alike.

@@ -148,6 +148,10 @@ class SteinNetwork(nn.Module):
     backward pass makes it again, and on a GPU both passes are one kernel each.
     """
 
+    stores_no_hidden_layer = True
+    """So the library need not put it into a checkpoint. It must not: the steps before a capture
+    would compile the backward pass for a checkpoint, and the capture, which has none, once more."""
+
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
         self.inner = Linear(generators, 2, STEIN_HIDDEN)
