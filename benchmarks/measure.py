@@ -240,6 +240,7 @@ def attempt(function: Callable[[], Any]) -> tuple[Any, str]:
         status = f"red gate: {error}"
     # minutes of a GPU are not lost to one provider that fails
     except Exception as error:
+        traceback.print_exc()  # with the error that this one may hide
         first_line = str(error).strip().partition("\n")[0][:200]
         status = f"failed: {type(error).__name__}: {first_line}"
     release()
