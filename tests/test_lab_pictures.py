@@ -14,7 +14,7 @@ from discretegrad_lab import tasks
 from discretegrad_lab.cli import app
 from discretegrad_lab.cli.plot import _pictures
 from discretegrad_lab.report import plots
-from discretegrad_lab.report.document import Curve, Figure
+from discretegrad_lab.report.document import Curve, Figure, Tried
 from discretegrad_lab.report.plots import draw_map
 from discretegrad_lab.report.results import collect, configuration, write
 from discretegrad_lab.runs.execute import execute
@@ -134,6 +134,11 @@ def test_a_search_is_drawn_as_a_map(tmp_path, monkeypatch):
         draw_map([], tmp_path / "none.png")
 
 
+def cells_of(panel):
+    """The texts of a map by row and column."""
+    return {tuple(text.get_position()[::-1]): text for text in panel.texts}
+
+
 def test_a_map_has_the_numbers_of_its_figure():
     """The light end of the colours is at the best number, whatever the direction."""
     curves = tuple(
@@ -142,12 +147,35 @@ def test_a_map_has_the_numbers_of_its_figure():
     )
     for better, best in (("down", (0, 1)), ("up", (1, 2))):
         figure = Figure("title", "", "x", "y", curves, searched=True, better=better)
-        canvas = Canvas()
-        panel = canvas.subplots()
+        panel = Canvas().subplots()
         plots._map_panel(panel, figure)
-        texts = {tuple(text.get_position()[::-1]): text.get_text() for text in panel.texts}
-        expected = {(0, 0): "3", (0, 1): "1", (1, 0): "2", (1, 1): "5", (1, 2): "9"}
-        assert texts == expected
-        shown = panel.images[0].get_array()
-        assert np.unravel_index(shown.argmin(), shown.shape) == best
+        texts = cells_of(panel)
+        expected = {(0, 0): 3, (0, 1): 1, (1, 0): 2, (1, 1): 5, (1, 2): 9}
+        assert {place: float(text.get_text()) for place, text in texts.items()} == expected
+        image = panel.images[0]
+        brightness = image.to_rgba(image.get_array())[..., :3].sum(-1)
+        # a number that is missing has no colour
+        brightness[0, 2] = 0
+        assert np.unravel_index(brightness.argmax(), brightness.shape) == best
         assert [x.get_text() for x in panel.get_yticklabels()] == ["first", "second"]
+        framed = {(round(x.get_y() + 0.44), round(x.get_x() + 0.46)) for x in panel.patches}
+        assert framed == ({(0, 1), (1, 0)} if better == "down" else {(0, 0), (1, 2)})
+        bold = {place for place, text in texts.items() if text.get_weight() == "bold"}
+        assert bold == framed
+
+
+def test_colours_of_a_map_survive_failed_runs():
+    """Failed runs are far above all others and say so; the others still differ in colour."""
+    values = [100.0 + step for step in range(7)]
+    curve = Tried(*("line", "#0072b2", range(8), [*values, 206.0]), failed=(0, 0, 0, 0, 0, 0, 0, 2))
+    panel = Canvas().subplots()
+    plots._map_panel(panel, Figure("title", "", "x", "y", (curve,), searched=True))
+    image = panel.images[0]
+    low, high = image.get_clim()
+    assert low == 100
+    assert high <= 106
+    colours = image.to_rgba(image.get_array())[0]
+    assert len(np.unique(colours[:6], axis=0)) == 6
+    marked = {place for place, text in cells_of(panel).items() if "failed" in text.get_text()}
+    assert marked == {(0, 7)}
+    assert cells_of(panel)[0, 7].get_text() == "206.0\n2 failed"

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 # what a terminal or an editor acts on instead of showing it: control characters, line separators,
@@ -51,6 +51,14 @@ class Curve:
                     f"expected as many values of {name} as of x in {self.name!r}, "
                     f"got {len(values)} and {len(self.x)}"
                 )
+
+
+@dataclass(frozen=True)
+class Tried(Curve):
+    """A line over the values of a setting that were tried, which also says where runs failed."""
+
+    failed: Sequence[int] = field(kw_only=True)
+    """How many runs of each point failed to train."""
 
 
 @dataclass(frozen=True)

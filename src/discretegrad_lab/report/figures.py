@@ -9,7 +9,7 @@ from ..stack.lines import LINES
 from ..tasks.base import Metric
 from ..tasks.evidence import Results, final
 from ..tasks.statistics import Summary, summarise
-from .document import Curve, Figure
+from .document import Curve, Figure, Tried
 from .entries import unit_of
 from .reading import Look, Reading
 
@@ -56,7 +56,8 @@ def _figure(
     reading: Reading, results: Results, metric: Metric, setting: Mapping[str, Any], axis: _Axis
 ) -> Figure:
     curves: list[Curve] = []
-    searched = axis.searched
+    # tables count failed runs by the first metric, whichever they show
+    searched, by = axis.searched, reading.metrics[0]
     known = list(dict.fromkeys([*LINES, *axis.keys]))
     own_colours = [reading.look(key).colour for key in axis.keys]
     for key in axis.keys:
@@ -75,7 +76,11 @@ def _figure(
                 points = {reached[x].mean: y for x, y in points.items() if x in reached}
             if points:
                 named = look._replace(label=reading.label(key, variant))
-                curves.append(_curve(named, mark, points))
+                curve = _curve(named, mark, points)
+                if searched:
+                    failed = Counter(row.config[searched] for row in part.failed(by))
+                    curve = Tried(**vars(curve), failed=tuple(failed[x] for x in points))
+                curves.append(curve)
     curves += _references(metric, curves, len(known) + len(curves))
     text = reading.describe(setting)
     if text and len(reading.metrics) > 1:

@@ -12,10 +12,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..runs.files import write_whole
-from .document import Curve, Figure, usable
+from .document import Curve, Figure, Tried, usable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +44,7 @@ _LINE = 48  # letters of a title that fit above a panel
 _DOTS = 3  # for a pixel of a picture
 _PANEL = 4.2  # inches across
 _MARKS = "os^DvPXp*<>"  # the shapes of html.MARKS
+_MAP_NOTE = "Framed: the best of its row. The worst quarter of a panel has one colour."
 
 
 def draw(
@@ -84,15 +86,19 @@ def draw(
         _save(canvas, path, metadata)
 
 
-def draw_map(figures: Sequence[Figure], path: Path | str) -> None:
+def draw_map(
+    figures: Sequence[Figure], path: Path | str, *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Figures over values that were searched as maps: a row for each curve, its numbers in cells.
 
-    The lighter a cell, the better its number. The colours end at the worst number but a quarter:
-    the rest is as dark.
+    The lighter a cell, the better its number, and the best of each row has a frame. The worst
+    quarter of a panel's numbers has one colour: runs that failed to train are far from all others,
+    beside which nothing else could be seen. A cell says how many of its runs failed.
 
     Args:
         figures: Those with ``searched``, one panel for each.
         path: The PNG file to write.
+        metadata: Texts to store in the file, such as what the picture was made from.
 
     Raises:
         ValueError: If there is no figure.
@@ -103,27 +109,35 @@ def draw_map(figures: Sequence[Figure], path: Path | str) -> None:
     rows = math.ceil(len(figures) / columns)
     tallest = max(len(figure.curves) for figure in figures)
     with matplotlib.rc_context(_STYLE):
-        size = 6.0 * columns, (0.9 + 0.33 * tallest) * rows
+        size = 6.0 * columns, (0.9 + 0.33 * tallest) * rows + 0.25
         canvas = Canvas(figsize=size, layout="constrained")
         panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for panel, figure in zip(panels, figures, strict=False):
             _map_panel(panel, figure)
         for panel in panels[len(figures) :]:
             panel.remove()
-        _save(canvas, path, None)
+        canvas.supxlabel(_MAP_NOTE, fontsize=8)
+        _save(canvas, path, metadata)
 
 
 def _map_panel(panel: "Axes", figure: Figure) -> None:
     values = sorted({x for curve in figure.curves for x in curve.x})
     cells = np.full((len(figure.curves), len(values)), math.nan)
+    failed = np.zeros(cells.shape, dtype=int)
     for row, curve in enumerate(figure.curves):
-        for x, y in zip(curve.x, curve.y, strict=True):
-            cells[row, values.index(x)] = y if usable(y) else math.nan
-    sign = 1 if figure.better == "down" else -1
-    badness = sign * cells
-    known = badness[np.isfinite(badness)]
-    low, high = (known.min(), np.quantile(known, 0.75)) if known.size else (0.0, 1.0)
-    panel.imshow(badness, cmap="viridis_r", vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
+        places = [values.index(x) for x in curve.x]
+        cells[row, places] = [y if usable(y) else math.nan for y in curve.y]
+        if isinstance(curve, Tried):
+            failed[row, places] = curve.failed
+    down = figure.better == "down"
+    known = cells[np.isfinite(cells)]
+    best, end = _map_ends(known if down else -known)
+    low, high = (best, end) if down else (-end, -best)
+    image = panel.imshow(
+        cells, cmap="viridis_r" if down else "viridis", vmin=low, vmax=high, aspect="auto"
+    )
+    # the arrow of the bar: numbers beyond it have the colour of its end
+    panel.figure.colorbar(image, ax=panel, extend="max" if down else "min", aspect=12, pad=0.02)
     panel.set_title(textwrap.fill(figure.title, _LINE))
     panel.set_xlabel(figure.x_label)
     panel.set_xticks(range(len(values)), [f"{x:g}" for x in values])
@@ -131,11 +145,31 @@ def _map_panel(panel: "Axes", figure: Figure) -> None:
     panel.tick_params(length=0)
     panel.grid(False)
     panel.spines[:].set_visible(False)
-    for (row, column), value in np.ndenumerate(cells):
-        if math.isfinite(value):
-            dark = badness[row, column] > (low + high) / 2
-            colour = "white" if dark else "black"
-            panel.text(column, row, f"{value:.4g}", ha="center", va="center", color=colour, size=7)
+    for row, numbers in enumerate(cells):
+        finite = numbers[np.isfinite(numbers)]
+        best_of_row = (finite.min() if down else finite.max()) if finite.size else math.nan
+        for column, value in enumerate(numbers):
+            if not math.isfinite(value):
+                continue
+            dark = (value > (low + high) / 2) == down
+            style: Any = {"color": "white" if dark else "black", "size": 7}
+            if value == best_of_row:
+                corner = column - 0.46, row - 0.44
+                frame = Rectangle(corner, 0.92, 0.88, fill=False, edgecolor=style["color"])
+                panel.add_patch(frame)
+                style["weight"] = "bold"
+            text = f"{value:#.4g}"
+            if failed[row, column]:
+                text += f"\n{failed[row, column]} failed"
+            panel.text(column, row, text, ha="center", va="center", **style)
+
+
+def _map_ends(badness: "NDArray[np.float64]") -> tuple[float, float]:
+    """Where colours begin, at the least, and where they end, before the largest quarter."""
+    if not badness.size:
+        return 0.0, 1.0
+    least = float(badness.min())
+    return least, max(float(np.quantile(badness, 0.75)), least + 1e-9)
 
 
 def _mark(curve: Curve) -> str:
