@@ -36,6 +36,7 @@ FROZEN = {
     "vae-8x4-exact": (110, "c95d5edf6f5c3f31"),
     "vae-8x4-gradients": (90, "3aa82f1403cbe9cb"),
     "vae-baselines": (180, "f9477a575c853613"),
+    "vae-temperatures": (360, "977140153092b4f1"),
 }
 
 
