@@ -75,12 +75,13 @@ def shows(path: Path, figures: "Sequence[Figure]") -> bool:
     return path.exists() and fingerprint(figures).encode() in path.read_bytes()
 
 
-def draw(path: Path, figures: "Sequence[Figure]") -> None:
+def draw(path: Path, figures: "Sequence[Figure]", *, as_map: bool = False) -> None:
     """Write a picture that says what it shows."""
     from discretegrad_lab.report import plots
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    plots.draw(figures, path, metadata={"Source": fingerprint(figures)})
+    write = plots.draw_map if as_map else plots.draw
+    write(figures, path, metadata={"Source": fingerprint(figures)})
 
 
 def fingerprint(figures: "Sequence[Figure]") -> str:

@@ -32,7 +32,6 @@ from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.statistics import Summary, summarise
-from discretegrad_lab.tasks.vae.gradients import METRICS
 from discretegrad_lab.tasks.vae.published import cells as published_cells
 from discretegrad_lab.tasks.vae.recipes import PAPER
 
@@ -52,6 +51,8 @@ CHOSEN = {
     by: tuple(name.replace("vae-", f"vae-chosen-by-{by}-") for name in COLUMNS)
     for by in ("train", "test")
 }
+TEMPERATURES = "vae-temperatures"
+TREES = "trees-reinmax.svg"
 PARSING, SEARCHED = "listops", "nas-cifar10"
 BITS = tuple(
     f"bernoulli-vae-{x}-k{k}" for k in (2, 3) for x in ("mnist", "fashion-mnist", "omniglot")
@@ -93,6 +94,7 @@ def blocks() -> dict[str, str]:
         "samples": samples_block(),
         "small samples": if_stored(SMALL_SAMPLES),
         "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
+        "heat map": if_stored(TEMPERATURES, "Train loss of each estimator at each temperature"),
         "chosen": chosen_tables(),
         "searches": "\n\n".join(f"**{x[11:]}**\n\n{if_stored(x)}" for x in SEARCHES),
         "temperatures": temperatures_table(),
@@ -100,7 +102,7 @@ def blocks() -> dict[str, str]:
         "curves": tables_and_claims(CURVES),
         "settings": tables_and_claims(SETTINGS, folded=True),
         "at one": at_one_table(),
-        "listops": if_stored(PARSING),
+        "listops": if_stored(PARSING, "Accuracy and loss against the epoch"),
         "architectures": if_stored(SEARCHED),
         "bits": "\n\n".join(f"**{tasks.recipe(x).title}**\n\n{if_stored(x)}" for x in BITS),
     }
@@ -109,7 +111,7 @@ def blocks() -> dict[str, str]:
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, *SEARCHES)
+    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES, *SEARCHES)
     named += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
     beyond = [name for name in named if read(name).rows]
     for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
@@ -370,7 +372,7 @@ def pictures() -> dict[Path, list[Figure]]:
         SETTINGS: [figure for figures in settings for figure in figures],
     }
     if read(GRADIENTS).rows:
-        labels = {metric.label for metric in METRICS if metric.name in _DRAWN}
+        labels = _labels(GRADIENTS, *_DRAWN)
         # estimators differ by more than a factor of ten in the first epochs
         shown[GRADIENTS] = [
             replace(figure, log_y=figure.better == "down")
@@ -380,10 +382,37 @@ def pictures() -> dict[Path, list[Figure]]:
     if read(SAMPLES).counts()["finished"]:
         how, results = reading(read(SAMPLES)), read(SAMPLES)
         shown[SAMPLES] = several.over_time(how, results, section(results).figures)
+    if read(PARSING).rows:
+        shown[PARSING] = [
+            from_epoch(2, figure)
+            for figure in section(read(PARSING)).figures
+            if figure.y_label in _labels(PARSING, *_PARSED)
+        ]
     return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
 
 
 _DRAWN = ("gradient_cosine", "gradient_bias")
+_PARSED = ("valid_accuracy", "test_accuracy", "valid_loss")
+
+
+def maps() -> dict[Path, list[Figure]]:
+    """What each picture of a search shows, a panel for each size: the loss in training alone."""
+    if not read(TEMPERATURES).rows:
+        return {}
+    labels = _labels(TEMPERATURES, "train")
+    figures = [x for x in section(read(TEMPERATURES)).figures if x.y_label in labels]
+    return {PICTURES / f"{TEMPERATURES}.png": figures}
+
+
+def drawings() -> dict[Path, str]:
+    """Drawings of reports that a page shows as they are."""
+    drawn = {drawing.file: drawing.svg for drawing in section(read(PARSING)).drawings}
+    return {PICTURES / f"{PARSING}-{name}": drawn[name] for name in (TREES,) if name in drawn}
+
+
+def _labels(recipe: str, *metrics: str) -> set[str]:
+    """What axes call some metrics."""
+    return {metric.label for metric in reading(read(recipe)).metrics if metric.name in metrics}
 
 
 def from_epoch(first: int, figure: Figure) -> Figure:

@@ -44,10 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--preview", type=Path, metavar="DIR", help="read and write there instead")
     options = parser.parse_args(arguments)
     texts, pictures = benchmark_pages(options.preview)
+    maps: dict[Path, list[Figure]] = {}
     if not options.preview:
         page = reproduction.PAGE
         texts |= {page.path: page.text(page.read()), README: readme()}
-        pictures |= reproduction.pictures()
+        texts |= reproduction.drawings()
+        maps = reproduction.maps()
+        pictures |= reproduction.pictures() | maps
     stale = [path for path, text in texts.items() if not is_current(path, text)]
     stale += [path for path, figures in pictures.items() if not shows(path, figures)]
     for path in stale:
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if path in texts:
             path.write_text(texts[path], encoding="utf-8")
         else:
-            draw(path, pictures[path])
+            draw(path, pictures[path], as_map=path in maps)
         print(f"written: {relative(path)}")
     return 1 if options.check and stale else 0
 

@@ -320,6 +320,50 @@ def test_the_table_of_efficiency_is_that_of_the_benchmark():
     ]
 
 
+def test_the_heat_map_has_the_stored_runs():
+    """A panel for each size; what a cell says is the mean of its runs and how many failed."""
+    results = reproduction.read(reproduction.TEMPERATURES)
+    ((path, figures),) = reproduction.maps().items()
+    assert path.name == f"{reproduction.TEMPERATURES}.png"
+    assert [figure.title.partition(", ")[2] for figure in figures] == [
+        f"{categories} categories, {latents} latents"
+        for categories, latents in ((4, 24), (8, 16), (16, 12), (64, 8))
+    ]
+    names = {"stgs": "STGS", "gr-mck": "GR-MCK", "gst-1.0": "GST-1.0", "st": "ST"}
+    names["reinmax"] = "ReinMax"
+    failed = set()
+    for categories, figure in zip((4, 8, 16, 64), figures, strict=True):
+        curves = {curve.name: curve for curve in figure.curves}
+        assert list(curves) == list(names.values())
+        for key, name in names.items():
+            curve = curves[name]
+            assert list(curve.x) == [0.1, 0.3, 0.5, 0.7, 1, 2, 3, 4, 5]
+            for tau, value, count in zip(curve.x, curve.y, curve.failed, strict=True):
+                rows = results.where(estimator=key, categories=categories, tau=tau)
+                assert len(rows) == 2
+                assert value == pytest.approx(fmean(row.metrics["train"] for row in rows))
+                failed |= {(categories, key, tau, count)} if count else set()
+    assert failed == {(categories, "gst-1.0", 0.1, 2) for categories in (4, 8, 16)}
+
+
+def test_words_on_the_temperatures_are_true():
+    page = " ".join(reproduction.PAGE.path.read_text(encoding="utf-8").split())
+    best = {"reinmax": [], "st": []}
+    for key, ends in best.items():
+        for size in ("4x24", "8x16", "16x12", "64x8"):
+            categories = int(size.partition("x")[0])
+            searched = reproduction.read(reproduction.TEMPERATURES).where(
+                estimator=key, categories=categories, tau=2.0
+            )
+            tuned = reproduction.read(f"vae-{size}").where(estimator=key)
+            assert {row.config["tau"] for row in tuned} == {1.5}
+            ends += [[fmean(row.metrics["train"] for row in rows) for rows in (searched, tuned)]]
+    assert all(tuned < searched for ends in best.values() for searched, tuned in ends)
+    at_two, at_choice = ([f"{x:.2f}" for x in ends] for ends in zip(*best["reinmax"], strict=True))
+    assert f"{', '.join(at_two[:3])} and {at_two[3]} (4x24, 8x16, 16x12, 64x8)" in page
+    assert f"for ReinMax ({', '.join(at_choice)} over ten seeds)" in page
+
+
 def test_failed_runs_stand_beside_means():
     cells = lines_of(reproduction.main_table("train", 2))
     small = reproduction.read("vae-8x4")
