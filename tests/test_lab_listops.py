@@ -21,7 +21,13 @@ from discretegrad_lab.tasks.listops import recipes
 from discretegrad_lab.tasks.listops.batches import chunks, order
 from discretegrad_lab.tasks.listops.cells import Composer, leaf_lstm
 from discretegrad_lab.tasks.listops.config import Parsing
-from discretegrad_lab.tasks.listops.data import VOCABULARY, WIDTHS, decode, generate_listops
+from discretegrad_lab.tasks.listops.data import (
+    VOCABULARY,
+    WIDTHS,
+    decode,
+    encode,
+    generate_listops,
+)
 from discretegrad_lab.tasks.listops.expressions import gold_spans
 from discretegrad_lab.tasks.listops.model import ParsingModel
 from discretegrad_lab.tasks.listops.parse import parse
@@ -464,6 +470,24 @@ def test_a_test_takes_the_greatest_scores_and_no_dropout():
         pairs = [(x, y) for x, y in zip(expressions, parses, strict=True) if len(x) > 1]
         shares = [f1(merged_spans(y[: len(x) - 1]), gold_spans(x)) for x, y in pairs]
         assert value.item() == pytest.approx(100 * sum(shares) / len(shares))
+
+
+def test_long_expressions_are_in_the_full_test_set_alone(monkeypatch):
+    expressions = generate_listops(1, (48, 12, 20), longest=13)
+    # of 1, 99 and 100 tokens
+    test = encode([("7",), *(("[", "max", *"1" * count, "]") for count in (96, 97))])
+    model = ParsingModel([run()], CPU, expressions=expressions._replace(long_test=test))
+    whole = model._pass
+
+    def all_but_the_last(part, examples):
+        right, losses = whole(part, examples)
+        return (torch.tensor([[True, True, False]]) if part == "test" else right), losses
+
+    monkeypatch.setattr(model, "_pass", all_but_the_last)
+    measured = model.evaluate(1)
+    for checkpoint in ("", "best_"):
+        assert measured[f"{checkpoint}test_accuracy"].tolist() == [100]
+        assert measured[f"{checkpoint}full_accuracy"].tolist() == [pytest.approx(200 / 3)]
 
 
 def test_the_best_validation_is_kept(monkeypatch):
