@@ -21,7 +21,13 @@ from discretegrad_lab.tasks.listops import recipes
 from discretegrad_lab.tasks.listops.batches import chunks, order
 from discretegrad_lab.tasks.listops.cells import Composer, leaf_lstm
 from discretegrad_lab.tasks.listops.config import Parsing
-from discretegrad_lab.tasks.listops.data import VOCABULARY, WIDTHS, decode, generate_listops
+from discretegrad_lab.tasks.listops.data import (
+    VOCABULARY,
+    WIDTHS,
+    decode,
+    encode,
+    generate_listops,
+)
 from discretegrad_lab.tasks.listops.expressions import gold_spans
 from discretegrad_lab.tasks.listops.model import ParsingModel
 from discretegrad_lab.tasks.listops.parse import parse
@@ -249,18 +255,22 @@ class Whole(nn.Module):
         return self.values(self.hidden(root).relu())
 
 
-def test_a_step_is_that_of_the_plain_model(monkeypatch):
-    runs = [run(seed=seed, dropout=0.0, tau=1.1) for seed in (3, 4)]
-    model = ParsingModel(runs, CPU)
+def at_work(kind, runs):
+    """A model before a step, in float64, with parameters so large that every part matters."""
+    model = kind(runs, CPU)
     for name, x in model.network.parameters.items():
-        # larger than at the start, so that every part matters
         grown = x.detach().double() * (30 if name in ("embedding", "query", "values.weight") else 1)
         model.network.parameters[name] = grown.requires_grad_()
+    model.begin_epoch(0)
+    model.prepare(0)
+    return model
+
+
+def test_a_step_is_that_of_the_plain_model(monkeypatch):
+    model = at_work(ParsingModel, [run(seed=seed, dropout=0.0, tau=1.1) for seed in (3, 4)])
     draws = []
     whole = model._sampler.at
     monkeypatch.setattr(model._sampler, "at", lambda s, i: draws.append(i) or whole(s, i))
-    model.begin_epoch(0)
-    model.prepare(0)
     losses = model.losses()["train_loss"]
     names = list(model.network.parameters)
     gradients = torch.autograd.grad(losses.sum(), list(model.network.parameters.values()))
@@ -277,6 +287,51 @@ def test_a_step_is_that_of_the_plain_model(monkeypatch):
         loss = cross_entropy(logits, batch.labels[member])
         torch.testing.assert_close(losses[member], loss)
         own = torch.autograd.grad(loss, [plain.places[name] for name in names])
+        for name, gradient, expected in zip(names, gradients, own, strict=True):
+            torch.testing.assert_close(gradient[member], expected, msg=name)
+
+
+def drawn_parse(plain, tokens, label, indices):
+    """The cost of an expression, which has no padding, by a parse, and its log-probability."""
+    log_prob = torch.zeros((), dtype=torch.float64)
+
+    def choose(scores):
+        nonlocal log_prob
+        index = next(indices)
+        log_prob = log_prob + scores.log_softmax(-1)[0, index]
+        return torch.zeros_like(scores).index_fill(-1, index, 1.0)
+
+    logits = plain(tokens.unsqueeze(0), torch.tensor([len(tokens)]), choose)
+    return cross_entropy(logits, label.view(1)), log_prob
+
+
+@pytest.mark.parametrize("line", recipes.SCORES, ids=lambda line: line.label)
+def test_a_step_of_a_score_function_is_that_of_the_plain_model(line, monkeypatch):
+    runs = [run(line, seed=seed, dropout=0.0) for seed in (3, 4)]
+    model, count = at_work(ScoredParsing, runs), runs[0].samples
+    draws, whole = [], model._draw
+    monkeypatch.setattr(model, "_draw", lambda s: draws.append(whole(s)) or draws[-1])
+    losses = model.losses()["train_loss"]
+    names = list(model.network.parameters)
+    gradients = torch.autograd.grad(losses.sum(), list(model.network.parameters.values()))
+    tokens, lengths, labels = model._batch
+    for member, own_lengths in enumerate(lengths.tolist()):
+        assert len(set(own_lengths)) > 1
+        plain = Whole(model.network.parameters, member)
+        loss = surrogate = 0
+        for place, length in enumerate(own_lengths):
+            words, label = tokens[member, place, :length], labels[member, place]
+            parses = [
+                drawn_parse(plain, words, label, (index[member, n] for index in draws))
+                for n in range(count * place, count * (place + 1))
+            ]
+            for cost, log_prob in parses:
+                others = sum(x.detach() for x, _ in parses) - cost.detach()
+                advantage = cost.detach() - others / (count - 1)
+                loss = loss + cost / (count * len(own_lengths))
+                surrogate = surrogate + advantage * log_prob / (count * len(own_lengths))
+        torch.testing.assert_close(losses[member], loss)
+        own = torch.autograd.grad(loss + surrogate, [plain.places[name] for name in names])
         for name, gradient, expected in zip(names, gradients, own, strict=True):
             torch.testing.assert_close(gradient[member], expected, msg=name)
 
@@ -415,6 +470,24 @@ def test_a_test_takes_the_greatest_scores_and_no_dropout():
         pairs = [(x, y) for x, y in zip(expressions, parses, strict=True) if len(x) > 1]
         shares = [f1(merged_spans(y[: len(x) - 1]), gold_spans(x)) for x, y in pairs]
         assert value.item() == pytest.approx(100 * sum(shares) / len(shares))
+
+
+def test_long_expressions_are_in_the_full_test_set_alone(monkeypatch):
+    expressions = generate_listops(1, (48, 12, 20), longest=13)
+    # of 1, 99 and 100 tokens
+    test = encode([("7",), *(("[", "max", *"1" * count, "]") for count in (96, 97))])
+    model = ParsingModel([run()], CPU, expressions=expressions._replace(long_test=test))
+    whole = model._pass
+
+    def all_but_the_last(part, examples):
+        right, losses = whole(part, examples)
+        return (torch.tensor([[True, True, False]]) if part == "test" else right), losses
+
+    monkeypatch.setattr(model, "_pass", all_but_the_last)
+    measured = model.evaluate(1)
+    for checkpoint in ("", "best_"):
+        assert measured[f"{checkpoint}test_accuracy"].tolist() == [100]
+        assert measured[f"{checkpoint}full_accuracy"].tolist() == [pytest.approx(200 / 3)]
 
 
 def test_the_best_validation_is_kept(monkeypatch):

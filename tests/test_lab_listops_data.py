@@ -562,6 +562,32 @@ def test_pictures_show_both_trees():
         drawings.draw_trees()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_lines_of_a_picture_do_not_cross(seed):
+    uniform = Random(seed).random
+    tokens = next(generate(uniform, Grammar(shortest=20, longest=40)))
+    merges = trees.random_merges(len(tokens), uniform)
+    picture = drawings.draw_trees(drawings.Parsed(tokens, merges))
+
+    def apart(line, other):
+        """Whether the ends of another line are on one side of a line, or on it."""
+        (x, y), (a, b) = line
+        sides = [(a - x) * (q - y) - (b - y) * (p - x) for p, q in other]
+        return min(sides) * max(sides) > -1e-6
+
+    for tree in ElementTree.fromstring(picture).findall("{*}g"):
+        lines = []
+        for path in tree.findall("{*}path"):
+            left, top, right = (
+                tuple(map(float, x.split())) for x in re.split("[ML]", path.get("d"))[1:]
+            )
+            lines += [(top, left), (top, right)]
+        assert len(lines) == 2 * (len(tokens) - 1)
+        for line, other in itertools.combinations(lines, 2):
+            # those of one node and of its parent meet there
+            assert set(line) & set(other) or apart(line, other) or apart(other, line)
+
+
 # the real files
 
 REAL = os.environ.get("DISCRETEGRAD_DATA")

@@ -15,6 +15,7 @@ from discretegrad_lab.report.document import Drawing, TextTable
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.results import read
 from discretegrad_lab.report.section import section
+from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.tasks.evidence import DASH, Measured, Results, Row
 from discretegrad_lab.tasks.listops import measures
 from discretegrad_lab.tasks.listops.config import Parsing
@@ -147,6 +148,8 @@ def test_a_report_has_tables_and_trees_of_what_was_measured(tmp_path, monkeypatc
         assert f"| {name} |" in report
     for key in ("st", "reinmax"):
         assert f"trees-{key}.svg" in report
+        # of the lowest seed
+        assert f"## Trees of {LINES[key].label}, seed 0" in report
         picture = ElementTree.fromstring((folder / f"trees-{key}.svg").read_text())
         headings = [group.find("{*}text").text for group in picture.findall("{*}g")]
         assert len(headings) == 2 * len(SHOWN)

@@ -8,6 +8,7 @@ return {
   dead: all("button:disabled").filter((button) => button.className !== "reset").length,
   pictures: all("img").length,
   how: all(".how").filter((text) => !text.hidden).map((text) => text.textContent),
+  unseen: all("h2, h3").filter((text) => !text.getClientRects().length).map((x) => x.textContent),
   cues: all(".cue").map((cue) => [cue.hidden, cue.nextElementSibling.scrollWidth
     <= cue.nextElementSibling.clientWidth]),
 };

@@ -14,18 +14,25 @@ from .trees import merged_spans
 _INK, _BOTH, _ALONE = "#1b1f24", "#0b5cad", "#b3440b"
 _COLUMN, _LEVEL, _MARGIN, _HEADING = 22, 16, 16, 26
 """Points between tokens, between the levels of a tree, around a tree, and for its heading."""
-_NARROWEST = 260
+_NARROWEST = 290
 """What a heading needs."""
 
 
 class _Node(NamedTuple):
-    """A token or a join of two others, and where it is drawn."""
+    """A token or a join of two others."""
 
     span: Span
-    x: float
-    height: int
-    """Levels above the tokens."""
     children: "tuple[_Node, ...]" = ()
+
+    @property
+    def x(self) -> float:
+        """Where it is drawn."""
+        return _COLUMN * (self.span[0] + self.span[1]) / 2
+
+    @property
+    def height(self) -> int:
+        """Levels above the tokens."""
+        return self.span[1] - self.span[0] - 1
 
 
 class Parsed(NamedTuple):
@@ -96,7 +103,7 @@ def _draw_pair(parsed: Parsed, top: int) -> _Pair:
     )
     trees = [_layout(spans, len(tokens)) for spans in (learned, right)]
     width = max(_NARROWEST, _COLUMN * len(tokens)) + _MARGIN
-    bottom = _HEADING + _LEVEL * (2 + max(node.height for tree in trees for node in tree))
+    bottom = _HEADING + _LEVEL * (1 + len(tokens))
     description = f"Trees of {' '.join(tokens)}. {'; '.join(headings)}."
     lines = []
     values: tuple[Mapping[Span, int], ...] = ({}, expression.lists)
@@ -119,15 +126,17 @@ def _draw_pair(parsed: Parsed, top: int) -> _Pair:
 
 
 def _layout(spans: Sequence[Span], length: int) -> list[_Node]:
-    """The nodes of a tree, children before their parents."""
-    nodes = [_Node((i, i + 1), _COLUMN * (i + 0.5), 0) for i in range(length)]
+    """The nodes of a tree, children before their parents.
+
+    A node is the top of a triangle over its tokens, and all triangles have the same slopes. So a
+    child lies on a side of its parent's triangle, and no lines cross.
+    """
     # the largest part so far that begins at a token
-    parts = {node.span[0]: node for node in nodes}
+    parts = {i: _Node((i, i + 1)) for i in range(length)}
+    nodes = list(parts.values())
     for start, end in sorted(spans, key=lambda span: span[1] - span[0]):
         left = parts[start]
-        right = parts[left.span[1]]
-        height = max(left.height, right.height) + 1
-        parts[start] = _Node((start, end), (left.x + right.x) / 2, height, (left, right))
+        parts[start] = _Node((start, end), (left, parts[left.span[1]]))
         nodes.append(parts[start])
     return nodes
 
