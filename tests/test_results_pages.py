@@ -163,7 +163,6 @@ def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
     expected = ["118.46 ± 0.13", f"{fmean(tests):.2f} ± {half:.2f}", "below"]
     assert lines_of(block)["ST"][3:] == expected
     assert "ours over 10" in block
-    assert "11 claims" in block
     # a run less
     lost = column.where(estimator="st", seed=3)
     rows = [
@@ -177,6 +176,61 @@ def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
     assert "89 finished, 1 diverged" in reproduction.runs_table()
     assert "9 of 10" in reproduction.blocks()["vae"]
     assert "ours over 9 to 10" in reproduction.column_block()
+
+
+def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch):
+    """One that recipes judge differently is undecided, and says which of them differ."""
+    page = reproduction.PAGE.path.read_text(encoding="utf-8")
+    words = {}
+    for cells in re.findall(r"^\| (.+) \| (.+) \| \*\*(.+)\*\* \| ", page, re.MULTILINE):
+        words.setdefault(cells[:2], []).append(cells[2])
+    outcomes = {
+        claim: found[0] if len(set(found)) == 1 else "undecided" for claim, found in words.items()
+    }
+    summary = " ".join(reproduction.in_short().split())
+    assert summary in " ".join(page.split())
+    begins = [summary.index(f"**{word}:**") for word in ("Holds", "Does not hold", "Undecided")]
+    for (text, place), word in outcomes.items():
+        begin = summary.index(f"“{text}” ({place}")
+        number = ("holds", "does not hold", "undecided").index(word)
+        assert begin == summary.rindex(f"“{text}” ({place}")
+        assert begins[number] < begin < [*begins, len(summary)][number + 1]
+    held, failed = (list(outcomes.values()).count(word) for word in ("holds", "does not hold"))
+    said = (
+        f"Of {len(outcomes)} claims of the paper {held} hold, {failed} do not and "
+        f"{len(outcomes) - held - failed} are undecided"
+    )
+    assert said in summary
+    assert said in " ".join(reproduction.column_block().split())
+    assert "(Section 6.3, Table 2; holds in vae-8x16, vae-64x8)" in summary
+    # what is stored of no run says nothing
+    put_in_place_of(monkeypatch, Results(reproduction.PARSING))
+    fewer = " ".join(reproduction.in_short().split())
+    assert f"Of {len(outcomes) - 3} claims" in fewer
+    assert "#listops" not in fewer
+
+
+def test_the_summary_counts_runs_once():
+    """Recipes share runs, which have one identity and one stack."""
+    names, stacks, runs = reproduction.shown(), {}, set()
+    for name in names:
+        for row in reproduction.read(name).rows:
+            runs.add(row.identity)
+            stacks[row.identity] = (row.commit, row.seconds)
+    summary = " ".join(reproduction.in_short().split())
+    hours = sum(seconds for _, seconds in set(stacks.values())) / 3600
+    assert summary.startswith(
+        f"{len(runs):,} finished runs of {len(names)} recipes, {hours:.1f} hours "
+    )
+    assert len(runs) < sum(len(reproduction.read(name).rows) for name in names)
+    judged = [
+        word
+        for name in names
+        for row in read_rows(reproduction.RESULTS / name / "table.csv")
+        if (word := row.get("verdict")) in ("within", "above", "below")
+    ]
+    within = judged.count("within")
+    assert f"Of {len(judged)} comparisons with a published mean {within} are" in summary
 
 
 def test_shares_of_the_time_are_those_of_stacks(column):
