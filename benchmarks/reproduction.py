@@ -510,7 +510,9 @@ def samplers_block() -> str:
 def scores_block() -> str:
     """The score functions of the registry."""
     columns = {
-        "variables": lambda row: " and ".join(row.families),
+        "variables": lambda row: (
+            "any, also subsets" if row.any_family else " and ".join(row.families)
+        ),
         "needs the gradient of f": lambda row: "yes" if row.needs_grad_f else "no",
     }
     return _registry("score", "estimator", columns)

@@ -8,6 +8,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
+import discretegrad
 from benchmark_cases import kernels, measure, pages, reproduction, several, table
 from discretegrad_lab import LINES, recipe, recipes
 from discretegrad_lab.report.results import configuration
@@ -231,6 +232,14 @@ def test_the_summary_counts_runs_once():
     ]
     within = judged.count("within")
     assert f"Of {len(judged)} comparisons with a published mean {within} are" in summary
+
+
+def test_the_table_of_score_functions_says_which_take_subsets():
+    cells = lines_of(reproduction.scores_block())
+    rows = [row for row in discretegrad.ESTIMATORS.values() if row.kind == "score"]
+    taking = [row.works_on(discretegrad.Subset(2)) for row in rows]
+    assert [cells[f"`{row.name}`"][1] == "any, also subsets" for row in rows] == taking
+    assert 0 < sum(taking) < len(rows)
 
 
 def test_shares_of_the_time_are_those_of_stacks(column):
