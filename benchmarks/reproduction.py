@@ -106,7 +106,7 @@ def blocks() -> dict[str, str]:
         "collapse": collapse_table(),
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
-        "large": "\n\n".join(map(if_stored, LARGE)),
+        "large": parts_if_stored({x: tasks.recipe(x).title for x in LARGE}),
         "exact": if_stored(EXACT),
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
@@ -117,7 +117,7 @@ def blocks() -> dict[str, str]:
         "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
         "heat map": if_stored(TEMPERATURES, "Train loss of each estimator at each temperature"),
         "chosen": chosen_tables(),
-        "searches": "\n\n".join(f"**{x[11:]}**\n\n{if_stored(x)}" for x in SEARCHES),
+        "searches": parts_if_stored({x: x[11:] for x in SEARCHES}),
         "temperatures": temperatures_table(),
         "search claims": claims_table(section(read(SEARCH)).verdicts),
         "curves": tables_and_claims(CURVES),
@@ -125,7 +125,7 @@ def blocks() -> dict[str, str]:
         "at one": at_one_table(),
         "listops": if_stored(PARSING, "Accuracy and loss against the epoch"),
         "architectures": if_stored(SEARCHED),
-        "bits": "\n\n".join(f"**{tasks.recipe(x).title}**\n\n{if_stored(x)}" for x in BITS),
+        "bits": parts_if_stored({x: tasks.recipe(x).title for x in BITS}),
     }
 
 
@@ -382,6 +382,14 @@ def if_stored(recipe: str, picture: str = "") -> str:
         return f"Not trained here yet; it takes `discretegrad run {recipe}`."
     shown = [f"![{picture}](assets/{recipe}.png)"] if picture else []
     return "\n\n".join([*shown, tables_and_claims(recipe, folded=True)])
+
+
+def parts_if_stored(titles: Mapping[str, str]) -> str:
+    """What the report of each recipe says, under its title; one sentence if none was trained."""
+    if not any(read(recipe).rows for recipe in titles):
+        names = ", ".join(f"`{recipe}`" for recipe in titles)
+        return wrapped(f"Not trained here yet; it takes `discretegrad run` of {names}.")
+    return "\n\n".join(f"**{title}**\n\n{if_stored(recipe)}" for recipe, title in titles.items())
 
 
 def claims_table(verdicts: Sequence[Verdict]) -> str:

@@ -370,6 +370,21 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert "vae-chosen-by-test-8x4" in reproduction.runs_table()
 
 
+def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):
+    none = reproduction.parts_if_stored({name: "Title" for name in reproduction.LARGE})
+    assert none == (
+        "Not trained here yet; it takes `discretegrad run` of `vae-32x64`, `vae-64x32`."
+    )
+    first, *others = recipe("vae-64x32").runs()
+    rows = (row_of(first, train=90.0, test=91.0), *(row_of(x, "missing") for x in others))
+    put_in_place_of(monkeypatch, Results("vae-64x32", rows))
+    some = reproduction.parts_if_stored({"vae-32x64": "Title", "vae-64x32": "Other title"})
+    assert some.startswith(
+        "**Title**\n\nNot trained here yet; it takes `discretegrad run vae-32x64`"
+    )
+    assert "**Other title**\n\n??? note" in some
+
+
 def test_the_table_of_efficiency_is_that_of_the_benchmark():
     rows = kernels.PAGE.read().of(section="efficiency")
     cells = lines_of(kernels.table_of_the_paper(rows))
