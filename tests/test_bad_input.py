@@ -291,6 +291,12 @@ OF_GIVEN = {
         *wrong_types("given", (TWO[:, 0], ones(2), [0, 0], 0), "int64 tensor", "got {}", ".long()"),
         *wrong_shapes("given", ((), (3,), (2, 1)), "without the c", "got {}", make=zeros),
         ({"dim": 0}, ValueError, "given of shape (3,)"),
+        (
+            {"given": TWO.long()},
+            ValueError,
+            "given of shape (2,)",
+            "one-hot sample with .argmax(dim)",
+        ),
         ({"given": torch.tensor([0, 3])}, ValueError, "in [0, 2]", "from 0 to 3"),
         ({"given": torch.tensor([-1, 2])}, ValueError, "in [0, 2]", "from -1 to 2"),
         *[

@@ -282,7 +282,7 @@ def test_a_given_draw_without_noise_gets_new_noise_from_the_generator(case):
     assert (first != other).any(-1).all()
 
 
-@pytest.mark.parametrize("name", ["reinmax", "straight_through"])
+@pytest.mark.parametrize("name", ["reinmax", "straight_through", "blend"])
 def test_a_small_temperature_is_explained(name):
     function = SAMPLERS[name].function
     with warnings.catch_warnings(record=True) as caught:
@@ -296,7 +296,9 @@ def test_a_small_temperature_is_explained(name):
     for warning in caught:
         assert warning.filename == __file__
         assert str(warning.message).startswith(f"{name}: tau=0.3 is unusual.")
-        assert "Start with tau=1" in str(warning.message)
+        assert "Start with tau=1; if you tune it, search 0.7, 1, 1.3 and 1.5." in str(
+            warning.message
+        )
 
 
 @each(HARD)

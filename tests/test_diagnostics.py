@@ -642,6 +642,12 @@ def test_samples_for_all_and_for_one(untimed):
     assert result.rows[2].status.startswith("not applicable: disarm_tree: expected an even")
 
 
+def test_the_table_says_which_option_is_wrong(untimed):
+    text = diagnosed(["reinmax", ("reinmax", {"tua": 1.0})], num_draws=2).table()
+    assert "expected options among " in text
+    assert "got 'tua'." in text
+
+
 @every_family
 def test_masks(family, untimed):
     logits, mask = logits_of(family), torch.ones(SHAPES[family][1:], dtype=torch.bool)

@@ -554,6 +554,9 @@ def test_formulas_are_shown_without_a_script(site):
     assert Resources(formulas["samplers"]).formulas > 50
     for name, page in formulas.items():
         assert "arithmatex" not in page, name
+        # a bar without space around it, so that ||x|| does not fall apart
+        bars = re.findall(r"<mo([^>]*)>(?:&#x0007C;|\|)</mo>", page)
+        assert all("lspace" in bar or "fence" in bar for bar in bars), name
 
 
 def test_every_public_name_is_shown_with_its_own_docstring(site):

@@ -462,7 +462,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch):
 
 
 BAD = {
-    "run tyni": ["got 'tyni'; did you mean tiny?", "discretegrad list"],
+    "run tyni": ["a recipe, or a Python file, got 'tyni'; did you mean tiny?", "discretegrad list"],
     "run sweep.py": ["sweep.py", "cannot be read"],
     "run tiny --estimators st,reinmx": ["got 'reinmx'; did you mean reinmax?"],
     "run vae-10x30 --estimators rodeo": ["estimators of", "'rodeo'"],

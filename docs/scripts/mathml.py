@@ -14,6 +14,7 @@ _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 _UPRIGHT_LETTERS = re.compile(r'(?:<mi mathvariant="normal">\w</mi>)+')
+_BAR = '<mo stretchy="false">&#x0007C;'
 _FUNCTION_NAME = re.compile(r"(<m[io]>(?:log|max|min)</m[io]>)(?=<m[in]|<msub><m[in])")
 
 
@@ -37,6 +38,8 @@ def mathml(tex: str, display: str) -> str:
     converted = _UPRIGHT_LETTERS.sub(_as_word, converted)
     converted = converted.replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
     converted = converted.replace("<mi>&#x02032;</mi>", "<mo>&#x02032;</mo>")
+    # | would be set as a relation, with space on both sides, also where it begins |x| or ||x||
+    converted = converted.replace(_BAR, _BAR.replace(">", ' lspace="0" rspace="0">'))
     return _FUNCTION_NAME.sub(r'\1<mspace width="0.167em" />', converted)
 
 

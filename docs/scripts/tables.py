@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import discretegrad
-from discretegrad.families import FAMILIES
 
 DOCS = Path(__file__).parent.parent
 PAGES = (
@@ -171,7 +170,7 @@ def _scores() -> str:
         [
             f"[`{row.name}`](api/score-functions.md#discretegrad.{row.name})",
             row.label,
-            " and ".join(row.families or FAMILIES),
+            "any, also subsets" if row.any_family else " and ".join(row.families),
             str(row.min_samples) if row.evaluations else "-",
             _count(row.evaluations, row.extra_evaluations),
             _count(row.slopes, row.extra_slopes),

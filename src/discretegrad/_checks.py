@@ -289,7 +289,7 @@ def warn_of_small_tau(name: str, tau: float, least: float) -> None:
         warnings.warn(
             f"{name}: tau={tau:g} is unusual. A small tau makes gumbel_softmax less biased, but "
             f"not {name}: here it tempers the gradient only, which is exact for the simplest f at "
-            f"tau=1. Start with tau=1, and tune it between 0.7 and 2.",
+            "tau=1. Start with tau=1; if you tune it, search 0.7, 1, 1.3 and 1.5.",
             stacklevel=5,
         )
 

@@ -37,7 +37,7 @@ def table(result: Diagnosis, relative: bool) -> str:
         cells = [line[0].ljust(1), line[1].ljust(widths[1])]
         cells += [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=False)]
         if row_or_none is not None and row_or_none.status != "ok":
-            cells.append(textwrap.shorten(row_or_none.status, 110, placeholder=" ..."))
+            cells.append(textwrap.shorten(row_or_none.status, 200, placeholder=" ..."))
         if row_or_none is not None and row_or_none.nonfinite:
             cells.append(f"({row_or_none.nonfinite} not finite)")
         if row_or_none is not None and row_or_none.verdict == "too few draws":

@@ -324,6 +324,8 @@ def check_index(name: str, index: Tensor, logits: Tensor, count: int | None = No
         raise ValueError(
             f"{name}: expected given of shape {tuple(wanted)} ({words}) on {logits.device}, got "
             f"{tuple(index.shape)} on {index.device}"
+            + ". Convert a one-hot sample with .argmax(dim)."
+            * (index.ndim > len(wanted))
         )
     if not values_are_checked(index) or index.numel() == 0:
         return

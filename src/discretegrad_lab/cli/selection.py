@@ -96,8 +96,8 @@ def find_recipes(name: str) -> "list[Recipe]":
     if name.endswith(".py"):
         return load_recipes(Path(name))
     raise ValueError(
-        f"expected a recipe of {', '.join(known)}, or a Python file, got {name!r}; "
-        f"{suggestion(name, known)}`discretegrad list` describes them"
+        f"expected the name of a recipe, or a Python file, got {name!r}; "
+        f"{suggestion(name, known)}`discretegrad list` names all of them"
     )
 
 

@@ -1,0 +1,83 @@
+"""The claims of the paper, sorted by what stored runs say of them."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from discretegrad_lab.report.document import Verdict
+
+WORDS = ("holds", "does not hold", "undecided")
+
+
+class Claim(NamedTuple):
+    """A statement of the paper, which may be about several recipes."""
+
+    text: str
+    place: str
+    part: str
+    """The heading under which a page has the numbers."""
+    words: Mapping[str, str]
+    """The outcome in each recipe."""
+
+    @property
+    def word(self) -> str:
+        """The outcome of all recipes; undecided if they differ."""
+        outcomes = set(self.words.values())
+        return outcomes.pop() if len(outcomes) == 1 else "undecided"
+
+    @property
+    def quotation(self) -> str:
+        """The claim, where it stands, and which recipes have another outcome than all of them."""
+        others = [
+            f"; {word} in {', '.join(recipe for recipe, x in self.words.items() if x == word)}"
+            for word in WORDS
+            if word != self.word and word in self.words.values()
+        ]
+        return f"“{self.text}” ({self.place}{''.join(others)})"
+
+
+def collect(verdicts: Mapping[str, Mapping[str, Sequence[Verdict]]]) -> list[Claim]:
+    """The claims of all parts of a page, from the verdicts of the recipes of each part."""
+    claims = []
+    for part, recipes in verdicts.items():
+        words: dict[tuple[str, str], dict[str, str]] = {}
+        for recipe, found in recipes.items():
+            for verdict in found:
+                words.setdefault((verdict.text, verdict.place), {})[recipe] = verdict.word
+        claims += [Claim(*said, part, outcomes) for said, outcomes in words.items()]
+    return claims
+
+
+def counts(claims: Sequence[Claim]) -> str:
+    """How many of them come out which way."""
+    held, failed, undecided = (sum(claim.word == word for claim in claims) for word in WORDS)
+    return (
+        f"Of {len(claims)} claims of the paper {held} hold, {failed} do not and {undecided} are "
+        "undecided"
+    )
+
+
+def lists(claims: Sequence[Claim]) -> str:
+    """A list for each outcome, with a line for each part of the page."""
+    blocks = []
+    for word in WORDS:
+        quotations: dict[str, list[str]] = {}
+        for claim in claims:
+            if claim.word == word:
+                quotations.setdefault(claim.part, []).append(claim.quotation)
+        lines = [f"- {_link(part)}: {'; '.join(said)}" for part, said in quotations.items()]
+        if lines:
+            blocks += [f"**{word.capitalize()}:**", "\n".join(map(_wrapped, lines))]
+    return "\n\n".join(blocks)
+
+
+def _link(heading: str) -> str:
+    anchor = re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+    return f"[{heading}](#{anchor})"
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(
+        line, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
