@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 import kernels
@@ -28,10 +28,10 @@ from discretegrad_lab.report.tables import from_optimum, mean_cell, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.lines import line as find_line
-from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
+from discretegrad_lab.tasks.evidence import DROPPED, NEAR, Results, decimal, final
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
-from discretegrad_lab.tasks.statistics import Summary, summarise
+from discretegrad_lab.tasks.statistics import Summary, compare, summarise
 from discretegrad_lab.tasks.vae.published import cells as published_cells
 from discretegrad_lab.tasks.vae.recipes import PAPER
 
@@ -79,7 +79,7 @@ def section(results: Results) -> Section:
 def blocks() -> dict[str, str]:
     """The generated parts of the page of the documentation."""
     return {
-        "runs": runs_table(),
+        "runs": "\n\n".join(filter(None, (runs_table(), trained_twice()))),
         "rule": wrapped(RULE),
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
         "collapse": collapse_table(),
@@ -90,7 +90,10 @@ def blocks() -> dict[str, str]:
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
         "measures": measures_tables(),
-        "prior samples": prior_samples(),
+        "prior samples": model_pictures("prior-samples", "makes of random codes"),
+        "other reconstructions": model_pictures(
+            "reconstructions", "makes of test images", OTHER_SIZES
+        ),
         "samples": samples_block(),
         "small samples": if_stored(SMALL_SAMPLES),
         "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
@@ -108,13 +111,17 @@ def blocks() -> dict[str, str]:
     }
 
 
+def shown_recipes() -> list[str]:
+    """The recipes on the page that have results."""
+    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES, *SEARCHES)
+    named += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
+    return [*OTHER_SIZES, COLLAPSE, *STORED, *(name for name in named if read(name).rows)]
+
+
 def runs_table() -> str:
     """What was trained, on what, and how long it took."""
     lines = []
-    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES, *SEARCHES)
-    named += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
-    beyond = [name for name in named if read(name).rows]
-    for name in (*OTHER_SIZES, COLLAPSE, *STORED, *beyond):
+    for name in shown_recipes():
         results, recipe = read(name), tasks.recipe(name)
         states = [f"{n:,} {state}" for state, n in results.counts().items() if n]
         failed = len(results.failed(recipe.task.metric(recipe.metrics[0])))
@@ -135,8 +142,39 @@ def _identities(recipe: str) -> set[str]:
     return {row.identity for row in read(recipe).rows}
 
 
+def trained_twice() -> str:
+    """What is said of runs that recipes share and that were trained for more than one of them."""
+    trainings: dict[str, dict[tuple[str, float], float]] = {}
+    recipes: dict[str, set[str]] = {}
+    for name in shown_recipes():
+        metric = tasks.recipe(name).metrics[0]
+        for row in read(name).rows:
+            if metric in row.metrics:
+                ends = trainings.setdefault(row.identity, {})
+                ends[row.commit, row.seconds] = row.metrics[metric]
+                recipes.setdefault(row.identity, set()).add(name)
+    twice = {key: list(ends.values()) for key, ends in trainings.items() if len(ends) > 1}
+    if not twice:
+        return ""
+    having = ", ".join(x for x in shown_recipes() if any(x in recipes[key] for key in twice))
+    # the deviation of a difference, from the variance of each run's own values
+    apart = math.sqrt(2 * fmean(variance(values) for values in twice.values()))
+    return wrapped(
+        f"{plural(len(twice), 'run')} of these recipes were trained more than once, on different "
+        f"machines or in different stacks, and each recipe has the numbers of its own: {having}. "
+        "Matrix products of different stacks round differently, and training makes more of it: two "
+        f"trainings of one run end {apart:.2f} apart (root mean square, by the first metric)."
+    )
+
+
 def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
+    if any(row.state == DROPPED for row in results.rows):
+        # a run that went on has the time in it that its stack had taken at the rung, with those
+        # that were dropped there; estimators that were searched together have the same times
+        by_estimator = (results.where(estimator=key) for key in results.estimators())
+        searches = {frozenset((row.commit, row.seconds) for row in rows) for rows in by_estimator}
+        return sum(max(seconds for _, seconds in search) for search in searches)
     same = ("latents", "batch", "along", "samples")
     stacks = {(*map(row.config.get, same), row.commit, row.seconds) for row in results.rows}
     return sum(seconds for *_, seconds in stacks)
@@ -202,14 +240,14 @@ def measures_tables() -> str:
     return "\n\n".join(tables) or f"Not measured here yet; it takes `discretegrad measure {VAE}`."
 
 
-def prior_samples() -> str:
-    """The pictures of all sizes that were drawn."""
-    drawn = [name for name in COLUMNS[::-1] if (PICTURES / f"{name}-prior-samples.png").exists()]
+def model_pictures(kind: str, what: str, names: Sequence[str] = COLUMNS[::-1]) -> str:
+    """The pictures of one kind that were drawn."""
+    drawn = [name for name in names if (PICTURES / f"{name}-{kind}.png").exists()]
     if not drawn:
-        return f"Not drawn here yet; it takes `discretegrad plot {VAE}` where its runs are stored."
+        command = f"discretegrad plot {names[0]}"
+        return f"Not drawn here yet; it takes `{command}` where its runs are stored."
     return "\n\n".join(
-        f"![Digits that each estimator's model makes of random codes, {name[4:]}]"
-        f"(assets/{name}-prior-samples.png)"
+        f"![Digits that each estimator's model {what}, {name[4:]}](assets/{name}-{kind}.png)"
         for name in drawn
     )
 
@@ -233,7 +271,26 @@ def chosen_tables() -> str:
         )
         if any(read(name).counts()["finished"] for name in CHOSEN[by])
     ]
+    tables += [gained_table(by) for by in CHOSEN] if tables else []
     return "\n\n".join(tables) or "Not trained here yet; it takes the searches above."
+
+
+def gained_table(by: str) -> str:
+    """What the settings of our own searches have less what those of the paper have here."""
+    lines = []
+    for key in PAPER:
+        cells = []
+        for name, column in zip(CHOSEN[by], COLUMNS, strict=True):
+            ours, theirs = (read(x).where(estimator=key) for x in (name, column))
+            if ours and {row.identity for row in ours} <= {row.identity for row in theirs}:
+                cells.append("the same")
+                continue
+            ends = [final(rows, by) for rows in (ours, theirs)]
+            apart = compare(*ends) if all(x.count for x in ends) else None
+            cells.append(with_half(apart.difference, apart.half, 2, "+") if apart else DASH)
+        lines.append([find_line(key).label, *cells])
+    head = f"{by} \N{MINUS SIGN}ELBO, chosen by {by}, less that of Table 8"
+    return markdown([head, *(x[4:] for x in COLUMNS)], lines)
 
 
 def collapse_table() -> str:

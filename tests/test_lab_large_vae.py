@@ -206,19 +206,6 @@ def test_recipes_have_the_released_settings(name):
     assert shown == ({"reinmax"} if name == "vae-32x64" else set(recipe.keys()) - {"reinmax"})
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_recipes_train(name, monkeypatch):
-    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
-    # three steps
-    small = {"batch": 150, "epochs": 1, "draws": 3}
-    runs = [dataclasses.replace(one, **small) for one in tasks.recipe(name).runs(seeds=[0])]
-    for members in stacks_of(runs):
-        stack = make_stack(members)
-        assert stack.model.steps_per_epoch == 3
-        numbers = stack.advance()
-        assert all(0 < x < 700 for metric in ("train", "test") for x in numbers[metric])
-
-
 def stacks_of(runs):
     by_key = {}
     for one in in_order(runs):
