@@ -5,6 +5,7 @@ the registry of estimators.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -28,7 +29,7 @@ from discretegrad_lab.report.tables import from_optimum, mean_cell, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.lines import line as find_line
-from discretegrad_lab.tasks.evidence import DROPPED, NEAR, Results, decimal, final
+from discretegrad_lab.tasks.evidence import DROPPED, NEAR, Results, Row, decimal, final
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.statistics import Summary, compare, summarise
@@ -42,6 +43,10 @@ CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "setting
 COLUMNS = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8", VAE)
 OTHER_SIZES = COLUMNS[:-1]
 COLLAPSE = "vae-8x4-collapse"
+BEGINNINGS = WEIGHTS, FIRST_TEMPERATURES = (
+    "vae-8x4-beginning-weights",
+    "vae-8x4-beginning-temperatures",
+)
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 LARGE = ("vae-32x64", "vae-64x32")
@@ -83,9 +88,10 @@ def blocks() -> dict[str, str]:
         "rule": wrapped(RULE),
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
         "collapse": collapse_table(),
+        "beginnings": f"{weights_table()}\n\n{if_stored(FIRST_TEMPERATURES)}",
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
-        "large": "\n\n".join(map(if_stored, LARGE)),
+        "large": "\n\n".join(f"**{tasks.recipe(x).title}**\n\n{if_stored(x)}" for x in LARGE),
         "exact": if_stored(EXACT),
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
@@ -113,7 +119,17 @@ def blocks() -> dict[str, str]:
 
 def shown_recipes() -> list[str]:
     """The recipes on the page that have results."""
-    named = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES, *SEARCHES)
+    named = (
+        *BEGINNINGS,
+        *LARGE,
+        EXACT,
+        GRADIENTS,
+        BASELINES,
+        SAMPLES,
+        SMALL_SAMPLES,
+        TEMPERATURES,
+        *SEARCHES,
+    )
     named += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
     return [*OTHER_SIZES, COLLAPSE, *STORED, *(name for name in named if read(name).rows)]
 
@@ -301,8 +317,7 @@ def collapse_table() -> str:
     for entry in (x for x in entries(reading(results), results) if x.metric.name == "train"):
         collapsed, back, stuck = [], [], []
         for row in results.where(estimator=entry.estimator):
-            # the loss of the first epoch is a mean over its steps, so every run begins high
-            curve = [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+            curve = later_losses(results, row)
             above = [epoch for epoch, loss in curve if loss >= level]
             if above:
                 collapsed.append(row.config["seed"])
@@ -325,6 +340,36 @@ def collapse_table() -> str:
         )
     heads = ["train \N{MINUS SIGN}ELBO", "mean", "median", "runs", "collapsed after 4 epochs"]
     return markdown([*heads, "came back", "collapsed at the end", "95 % interval"], lines)
+
+
+def later_losses(results: Results, row: Row) -> list[tuple[int, float]]:
+    """Epochs and losses from the fourth epoch on: that of the first is a mean over its steps, so
+    every run begins high."""
+    return [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+
+
+def weights_table() -> str:
+    """How many runs collapsed for each initial weights, and for each seed of all else."""
+    results = read(WEIGHTS)
+    if not results.rows:
+        return if_stored(WEIGHTS)
+    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
+    ended = [row for row in results.rows if row.state == "finished"]
+    fallen = {
+        row.identity
+        for row in ended
+        if any(loss >= level for _, loss in later_losses(results, row))
+    }
+    share, lines = len(fallen) / len(ended), []
+    for words, field in (("initial weights", "weights_seed"), ("batches and samples", "seed")):
+        runs = Counter(row.config[field] for row in ended)
+        counts = Counter(row.config[field] for row in ended if row.identity in fallen)
+        each = sorted((counts[x] for x in runs), reverse=True)
+        chance = fmean(runs.values()) * share * (1 - share)
+        collapsed = ", ".join(f"{n} ({each.count(n)} of them)" for n in dict.fromkeys(each))
+        lines.append([words, collapsed, f"{variance(each):.2f}", f"{chance:.2f}"])
+    heads = [f"{len(fallen)} of {len(ended)} runs collapsed", "runs that collapsed with the same"]
+    return markdown([*heads, "variance of that", "by chance alone"], lines)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -89,7 +89,10 @@ def plain_batches(one, task, member, epoch):
     return torch.stack([(torch.rand(p.shape, generator=generator) < p).double() for p in x])
 
 
-@pytest.mark.parametrize("fields", [{"slope": 0.2}, {"images": 407}, {"binarised": True}])
+OPTIONS = ({"slope": 0.2}, {"images": 407}, {"binarised": True})
+
+
+@pytest.mark.parametrize("fields", [*OPTIONS, OPTIONS[0] | OPTIONS[1] | OPTIONS[2]])
 def test_every_option_trains_as_a_plain_model(fields, monkeypatch):
     one = run(seed=3, tau=1.1, **fields)
     task = in_double(monkeypatch, run("st", seed=8, **fields), one)

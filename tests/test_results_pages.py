@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from statistics import fmean, median, stdev
+from statistics import fmean, median, stdev, variance
 
 import pytest
 
@@ -241,6 +241,32 @@ def test_pictures_of_models_are_shown_where_they_are_drawn(tmp_path, monkeypatch
     ]
     assert re.findall(r"assets/[^)]+", blocks["other reconstructions"]) == [
         "assets/vae-64x8-reconstructions.png"
+    ]
+
+
+def test_what_decides_a_collapse(monkeypatch):
+    """Two initial weights that always collapse, and one run of others that did for a time."""
+    assert "it takes `discretegrad run vae-8x4-beginning-weights`" in reproduction.weights_table()
+    runs = recipe(reproduction.WEIGHTS).runs()
+    rows, curves = [], {}
+    for run in runs:
+        stuck = run.weights_seed in (3, 4)
+        briefly = (run.weights_seed, run.seed) == (7, 0)
+        end = 214.4 if stuck else 140.0
+        rows.append(row_of(run, train=end, test=end))
+        # in the first epochs all are high
+        curves[run.identity, "train"] = {1: 400.0, 5: 214.4 if briefly else end, 20: end}
+    put_in_place_of(monkeypatch, Results(reproduction.WEIGHTS, tuple(rows), curves))
+    cells = lines_of(reproduction.weights_table())
+    assert "41 of 400 runs collapsed" in cells
+    chance = 20 * 41 / 400 * 359 / 400
+    assert cells["initial weights"] == [
+        "20 (2 of them), 1 (1 of them), 0 (17 of them)",
+        f"{variance([20, 20, 1, *[0] * 17]):.2f}",
+        f"{chance:.2f}",
+    ]
+    assert cells["batches and samples"] == [
+        *("3 (1 of them), 2 (19 of them)", f"{variance([3, *[2] * 19]):.2f}", f"{chance:.2f}")
     ]
 
 
