@@ -399,6 +399,14 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert "vae-chosen-by-test-8x4" in reproduction.runs_table()
 
 
+def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
+    rows = reproduction.read("vae-8x4").where(estimator="stgs")
+    put_in_place_of(monkeypatch, Results("vae-chosen-by-test-8x4", tuple(rows)))
+    cells = lines_of(reproduction.gained_table("test"))
+    assert cells["STGS"] == ["the same", *[reproduction.DASH] * 5]
+    assert cells["ST"] == [reproduction.DASH] * 6
+
+
 def test_the_table_of_efficiency_is_that_of_the_benchmark():
     rows = kernels.PAGE.read().of(section="efficiency")
     cells = lines_of(kernels.table_of_the_paper(rows))
