@@ -6,11 +6,12 @@ the registry of estimators.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 import claims
@@ -30,10 +31,10 @@ from discretegrad_lab.report.tables import from_optimum, mean_cell, with_half
 from discretegrad_lab.report.verdicts import RULE
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.stack.lines import line as find_line
-from discretegrad_lab.tasks.evidence import NEAR, Results, decimal
+from discretegrad_lab.tasks.evidence import DROPPED, NEAR, Results, Row, decimal, final
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.polynomial.config import Polynomial
-from discretegrad_lab.tasks.statistics import Summary, summarise
+from discretegrad_lab.tasks.statistics import Summary, compare, summarise
 from discretegrad_lab.tasks.vae.published import cells as published_cells
 from discretegrad_lab.tasks.vae.recipes import PAPER
 
@@ -44,6 +45,10 @@ CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "setting
 COLUMNS = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8", VAE)
 OTHER_SIZES = COLUMNS[:-1]
 COLLAPSE = "vae-8x4-collapse"
+BEGINNINGS = WEIGHTS, FIRST_TEMPERATURES = (
+    "vae-8x4-beginning-weights",
+    "vae-8x4-beginning-temperatures",
+)
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 LARGE = ("vae-32x64", "vae-64x32")
@@ -60,8 +65,8 @@ BITS = tuple(
     f"bernoulli-vae-{x}-k{k}" for k in (2, 3) for x in ("mnist", "fashion-mnist", "omniglot")
 )
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
-NAMED = (*LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES, *SEARCHES)
-NAMED += (*CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
+NAMED = (*BEGINNINGS, *LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES)
+NAMED += (*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
 # the recipes of the page; those in NAMED are left out until they have been trained
 ALL = (*OTHER_SIZES, COLLAPSE, *STORED, *NAMED)
 # headings of the page, and whose runs speak there for the claims of the paper
@@ -100,10 +105,11 @@ def blocks() -> dict[str, str]:
     """The generated parts of the page of the documentation."""
     return {
         "in short": in_short(),
-        "runs": runs_table(),
+        "runs": "\n\n".join(filter(None, (runs_table(), trained_twice()))),
         "rule": wrapped(RULE),
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
         "collapse": collapse_table(),
+        "beginnings": f"{weights_table()}\n\n{if_stored(FIRST_TEMPERATURES)}",
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
         "large": parts_if_stored({x: tasks.recipe(x).title for x in LARGE}),
@@ -111,7 +117,10 @@ def blocks() -> dict[str, str]:
         "gradients": if_stored(GRADIENTS, "Gradients beside the exact one, against the epoch"),
         "baselines": if_stored(BASELINES),
         "measures": measures_tables(),
-        "prior samples": prior_samples(),
+        "prior samples": model_pictures("prior-samples", "makes of random codes"),
+        "other reconstructions": model_pictures(
+            "reconstructions", "makes of test images", OTHER_SIZES
+        ),
         "samples": samples_block(),
         "small samples": if_stored(SMALL_SAMPLES),
         "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
@@ -206,8 +215,39 @@ def _identities(recipe: str) -> set[str]:
     return {row.identity for row in read(recipe).rows}
 
 
+def trained_twice() -> str:
+    """What is said of runs that recipes share and that were trained for more than one of them."""
+    trainings: dict[str, dict[tuple[str, float], float]] = {}
+    recipes: dict[str, set[str]] = {}
+    for name in shown():
+        metric = tasks.recipe(name).metrics[0]
+        for row in read(name).rows:
+            if metric in row.metrics:
+                ends = trainings.setdefault(row.identity, {})
+                ends[row.commit, row.seconds] = row.metrics[metric]
+                recipes.setdefault(row.identity, set()).add(name)
+    twice = {key: list(ends.values()) for key, ends in trainings.items() if len(ends) > 1}
+    if not twice:
+        return ""
+    having = ", ".join(x for x in shown() if any(x in recipes[key] for key in twice))
+    # the deviation of a difference, from the variance of each run's own values
+    apart = math.sqrt(2 * fmean(variance(values) for values in twice.values()))
+    return wrapped(
+        f"{plural(len(twice), 'run')} of these recipes were trained more than once, on different "
+        f"machines or in different stacks, and each recipe has the numbers of its own: {having}. "
+        "Matrix products of different stacks round differently, and training makes more of it: two "
+        f"trainings of one run end {apart:.2f} apart (root mean square, by the first metric)."
+    )
+
+
 def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
+    if any(row.state == DROPPED for row in results.rows):
+        # a run that went on has the time in it that its stack had taken at the rung, with those
+        # that were dropped there; estimators that were searched together have the same times
+        by_estimator = (results.where(estimator=key) for key in results.estimators())
+        searches = {frozenset((row.commit, row.seconds) for row in rows) for rows in by_estimator}
+        return sum(max(seconds for _, seconds in search) for search in searches)
     same = ("latents", "batch", "along", "samples")
     stacks = {(*map(row.config.get, same), row.commit, row.seconds) for row in results.rows}
     return sum(seconds for *_, seconds in stacks)
@@ -273,14 +313,14 @@ def measures_tables() -> str:
     return "\n\n".join(tables) or f"Not measured here yet; it takes `discretegrad measure {VAE}`."
 
 
-def prior_samples() -> str:
-    """The pictures of all sizes that were drawn."""
-    drawn = [name for name in COLUMNS[::-1] if (PICTURES / f"{name}-prior-samples.png").exists()]
+def model_pictures(kind: str, what: str, names: Sequence[str] = COLUMNS[::-1]) -> str:
+    """The pictures of one kind that were drawn."""
+    drawn = [name for name in names if (PICTURES / f"{name}-{kind}.png").exists()]
     if not drawn:
-        return f"Not drawn here yet; it takes `discretegrad plot {VAE}` where its runs are stored."
+        command = f"discretegrad plot {names[0]}"
+        return f"Not drawn here yet; it takes `{command}` where its runs are stored."
     return "\n\n".join(
-        f"![Digits that each estimator's model makes of random codes, {name[4:]}]"
-        f"(assets/{name}-prior-samples.png)"
+        f"![Digits that each estimator's model {what}, {name[4:]}](assets/{name}-{kind}.png)"
         for name in drawn
     )
 
@@ -304,7 +344,26 @@ def chosen_tables() -> str:
         )
         if any(read(name).counts()["finished"] for name in CHOSEN[by])
     ]
+    tables += [gained_table(by) for by in CHOSEN] if tables else []
     return "\n\n".join(tables) or "Not trained here yet; it takes the searches above."
+
+
+def gained_table(by: str) -> str:
+    """What the settings of our own searches have less what those of the paper have here."""
+    lines = []
+    for key in PAPER:
+        cells = []
+        for name, column in zip(CHOSEN[by], COLUMNS, strict=True):
+            ours, theirs = (read(x).where(estimator=key) for x in (name, column))
+            if ours and {row.identity for row in ours} <= {row.identity for row in theirs}:
+                cells.append("the same")
+                continue
+            ends = [final(rows, by) for rows in (ours, theirs)]
+            apart = compare(*ends) if all(x.count for x in ends) else None
+            cells.append(with_half(apart.difference, apart.half, 2, "+") if apart else DASH)
+        lines.append([find_line(key).label, *cells])
+    head = f"{by} \N{MINUS SIGN}ELBO, chosen by {by}, less that of Table 8"
+    return markdown([head, *(x[4:] for x in COLUMNS)], lines)
 
 
 def collapse_table() -> str:
@@ -315,8 +374,7 @@ def collapse_table() -> str:
     for entry in (x for x in entries(reading(results), results) if x.metric.name == "train"):
         collapsed, back, stuck = [], [], []
         for row in results.where(estimator=entry.estimator):
-            # the loss of the first epoch is a mean over its steps, so every run begins high
-            curve = [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+            curve = later_losses(results, row)
             above = [epoch for epoch, loss in curve if loss >= level]
             if above:
                 collapsed.append(row.config["seed"])
@@ -339,6 +397,36 @@ def collapse_table() -> str:
         )
     heads = ["train \N{MINUS SIGN}ELBO", "mean", "median", "runs", "collapsed after 4 epochs"]
     return markdown([*heads, "came back", "collapsed at the end", "95 % interval"], lines)
+
+
+def later_losses(results: Results, row: Row) -> list[tuple[int, float]]:
+    """Epochs and losses from the fourth epoch on: that of the first is a mean over its steps, so
+    every run begins high."""
+    return [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+
+
+def weights_table() -> str:
+    """How many runs collapsed for each initial weights, and for each seed of all else."""
+    results = read(WEIGHTS)
+    if not results.rows:
+        return if_stored(WEIGHTS)
+    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
+    ended = [row for row in results.rows if row.state == "finished"]
+    fallen = {
+        row.identity
+        for row in ended
+        if any(loss >= level for _, loss in later_losses(results, row))
+    }
+    share, lines = len(fallen) / len(ended), []
+    for words, field in (("initial weights", "weights_seed"), ("batches and samples", "seed")):
+        runs = Counter(row.config[field] for row in ended)
+        counts = Counter(row.config[field] for row in ended if row.identity in fallen)
+        each = sorted((counts[x] for x in runs), reverse=True)
+        chance = fmean(runs.values()) * share * (1 - share)
+        collapsed = ", ".join(f"{n} ({each.count(n)} of them)" for n in dict.fromkeys(each))
+        lines.append([words, collapsed, f"{variance(each):.2f}", f"{chance:.2f}"])
+    heads = [f"{len(fallen)} of {len(ended)} runs collapsed", "runs that collapsed with the same"]
+    return markdown([*heads, "variance of that", "by chance alone"], lines)
 
 
 def _listed(numbers: Sequence[int]) -> str:

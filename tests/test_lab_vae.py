@@ -149,6 +149,27 @@ def test_a_member_alone_and_in_a_stack_agree():
             torch.testing.assert_close(parameter[0], expected, rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_weights_may_have_a_seed_of_their_own():
+    """Weights are those of one seed, batches and samples those of the other."""
+    runs = [run(seed=3), run(seed=5), run(seed=5, weights_seed=3), run(seed=5, weights_seed=5)]
+    assert len({one.identity for one in runs}) == 4
+    assert len({one.stack_key for one in runs}) == 1
+    assert "weights_seed" not in runs[0].document()
+    task = VaeModel(runs, CPU, images=IMAGES)
+    for name, parameter in task.parameters.items():
+        assert torch.equal(parameter[2], parameter[0]), name
+        assert torch.equal(parameter[3], parameter[1]), name
+    task.begin_epoch(4)
+    assert torch.equal(task._batches.order[2], task._batches.order[1])
+    assert not torch.equal(task._batches.order[2], task._batches.order[0])
+    losses = train(task, 5)
+    assert torch.equal(losses[:, 3], losses[:, 1])
+    assert not torch.allclose(losses[0, 2], losses[0, :2])
+    for bad in (-1, 1.0, True, "3"):
+        with pytest.raises(ValueError, match="at least 0 as weights_seed, or None"):
+            run(weights_seed=bad)
+
+
 def test_divergence_by_enumeration(generator):
     logits = torch.randn(2, 5, LATENTS, CATEGORIES, dtype=torch.float64, generator=generator)
     out = torch.randn(2, 5, 6, dtype=torch.float64, generator=generator)

@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from statistics import fmean, median, stdev
+from statistics import fmean, median, stdev, variance
 
 import pytest
 
@@ -253,6 +253,86 @@ def test_shares_of_the_time_are_those_of_stacks(column):
     assert reproduction.runs_table().count(f"in {reproduction.SETTINGS}") == 2
 
 
+def test_a_search_takes_as_long_as_its_longest_runs(tmp_path):
+    """Runs that went on have the time of the rungs in theirs, and searches apart each their own."""
+    search = recipe("vae-search-8x4")
+    rows, taken = [], {}
+    for number, run in enumerate(search.runs()):
+        rung = number % 3
+        first, *further = (40.0, 30.0, 20.0) if run.estimator == "gr-mck" else (400.0, 300.0, 200.0)
+        seconds = first + sum(further[:rung])
+        taken[run.estimator] = max(seconds, taken.get(run.estimator, 0.0))
+        rows.append(row_of(run, "finished" if rung == 2 else "dropped", seconds))
+    assert set(taken.values()) == {90.0, 900.0}
+    assert reproduction.training_seconds(Results(search.name, tuple(rows))) == 990.0
+
+
+def test_runs_with_two_trainings_are_named(monkeypatch):
+    """Their distance is the root mean square, and what one recipe has of another's is no second."""
+    results = reproduction.read("vae-8x4")
+    names = ("vae-8x4", reproduction.EXACT)
+    monkeypatch.setattr(reproduction, "shown", lambda: list(names))
+    assert reproduction.trained_twice() == ""
+    again = {
+        row.identity: row.metrics["train"] + apart
+        for row, apart in zip(results.rows, (3.0, -4.0), strict=False)
+    }
+    rows = [
+        replace(row, commit="0a1b2c", metrics={**row.metrics, "train": again[row.identity]})
+        if row.identity in again
+        else row
+        for row in reproduction.read(reproduction.EXACT).rows
+    ]
+    put_in_place_of(monkeypatch, Results(reproduction.EXACT, tuple(rows)))
+    text = " ".join(reproduction.trained_twice().split())
+    assert text.startswith("2 runs of these recipes were trained more than once")
+    assert "of its own: vae-8x4, vae-8x4-exact. " in text
+    # of 3 and 4
+    assert "end 3.54 apart" in text
+
+
+def test_pictures_of_models_are_shown_where_they_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "PICTURES", tmp_path)
+    blocks = reproduction.blocks()
+    assert "it takes `discretegrad plot vae-10x30`" in blocks["prior samples"]
+    assert "it takes `discretegrad plot vae-8x4`" in blocks["other reconstructions"]
+    for name in ("vae-64x8-prior-samples", "vae-64x8-reconstructions", "vae-10x30-reconstructions"):
+        (tmp_path / f"{name}.png").touch()
+    blocks = reproduction.blocks()
+    assert re.findall(r"assets/[^)]+", blocks["prior samples"]) == [
+        "assets/vae-64x8-prior-samples.png"
+    ]
+    assert re.findall(r"assets/[^)]+", blocks["other reconstructions"]) == [
+        "assets/vae-64x8-reconstructions.png"
+    ]
+
+
+def test_what_decides_a_collapse(monkeypatch):
+    """Two initial weights that always collapse, and one run of others that did for a time."""
+    assert "it takes `discretegrad run vae-8x4-beginning-weights`" in reproduction.weights_table()
+    runs = recipe(reproduction.WEIGHTS).runs()
+    rows, curves = [], {}
+    for run in runs:
+        stuck = run.weights_seed in (3, 4)
+        briefly = (run.weights_seed, run.seed) == (7, 0)
+        end = 214.4 if stuck else 140.0
+        rows.append(row_of(run, train=end, test=end))
+        # in the first epochs all are high
+        curves[run.identity, "train"] = {1: 400.0, 5: 214.4 if briefly else end, 20: end}
+    put_in_place_of(monkeypatch, Results(reproduction.WEIGHTS, tuple(rows), curves))
+    cells = lines_of(reproduction.weights_table())
+    assert "41 of 400 runs collapsed" in cells
+    chance = 20 * 41 / 400 * 359 / 400
+    assert cells["initial weights"] == [
+        "20 (2 of them), 1 (1 of them), 0 (17 of them)",
+        f"{variance([20, 20, 1, *[0] * 17]):.2f}",
+        f"{chance:.2f}",
+    ]
+    assert cells["batches and samples"] == [
+        *("3 (1 of them), 2 (19 of them)", f"{variance([3, *[2] * 19]):.2f}", f"{chance:.2f}")
+    ]
+
+
 def test_reinmax_at_one_is_that_of_the_search():
     search = reproduction.read(reproduction.SEARCH)
     rows = search.where(estimator="reinmax", power=2.0, target="constant", tau=1.0)
@@ -351,8 +431,20 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         ]
         put_in_place_of(monkeypatch, Results(name, tuple(rows)))
     tables = reproduction.chosen_tables().split("\n\n")
+    for text, by, mean in zip(tables[4:], ("train", "test"), (123, 125), strict=True):
+        assert text.startswith(
+            f"| {by} \N{MINUS SIGN}ELBO, chosen by {by}, less that of Table 8 | 8x4 |"
+        )
+        main = [row.metrics[by] for row in reproduction.read("vae-8x4").where(estimator="reinmax")]
+        found, *others = lines_of(text)["ReinMax"]
+        # Welch's half interval with the freedom of ten runs that hardly vary beside ten that do
+        assert found.startswith(f"{mean + 0.09 - fmean(main):+.2f} ± ")
+        assert float(found.rpartition(" ")[2]) == pytest.approx(
+            2.26 * stdev(main) / 10**0.5, abs=0.02
+        )
+        assert others == [reproduction.DASH] * 5
     for text, (number, metric, by, mean) in zip(
-        tables,
+        tables[:4],
         [
             *((2, "train", "train", 123), (9, "test", "train", 127)),
             *((10, "test", "test", 125), (11, "train", "test", 129)),
@@ -383,6 +475,14 @@ def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):
         "**Title**\n\nNot trained here yet; it takes `discretegrad run vae-32x64`"
     )
     assert "**Other title**\n\n??? note" in some
+
+
+def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
+    rows = reproduction.read("vae-8x4").where(estimator="stgs")
+    put_in_place_of(monkeypatch, Results("vae-chosen-by-test-8x4", tuple(rows)))
+    cells = lines_of(reproduction.gained_table("test"))
+    assert cells["STGS"] == ["the same", *[reproduction.DASH] * 5]
+    assert cells["ST"] == [reproduction.DASH] * 6
 
 
 def test_the_table_of_efficiency_is_that_of_the_benchmark():

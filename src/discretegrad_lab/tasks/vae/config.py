@@ -22,6 +22,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "latents": lambda n: f"{n} latents",
     # rows of runs with one sample do not have the field
     "samples": lambda n: f"{n} samples" if n else "",
+    "weights_seed": lambda n: f"weights of seed {n}",
 }
 """How fields read."""
 
@@ -32,8 +33,10 @@ class Vae(Run):
 
     task: ClassVar[str] = "vae"
     counts: ClassVar[tuple[str, ...]] = ("categories", "latents", "batch", "samples")
+    member_fields: ClassVar[tuple[str, ...]] = (*Run.member_fields, "weights_seed")
     later_fields: ClassVar[tuple[str, ...]] = (
         *Run.later_fields, "along", "along_tau", "images", "binarised", "slope", "samples",
+        "weights_seed",
     )  # fmt: skip
 
     epochs: int = 160
@@ -57,6 +60,8 @@ class Vae(Run):
     samples: int = 1
     """Of the code of each image, in a step: the loss is the mean over them. For 1, a score function
     has as many as it needs at least."""
+    weights_seed: int | None = None
+    """Of the initial weights, where it is another than the seed of all else."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +70,12 @@ class Vae(Run):
             raise ValueError(
                 "expected a number (float) between 0 and 1 as slope, or None for ReLU, got "
                 f"{self.slope!r}"
+            )
+        weights = self.weights_seed
+        if not (weights is None or (type(weights) is int and weights >= 0)):
+            raise ValueError(
+                "expected a whole number of at least 0 as weights_seed, or None for the seed of "
+                f"the run, got {weights!r}"
             )
         if self.along:
             self._check_along()

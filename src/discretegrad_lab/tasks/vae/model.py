@@ -93,7 +93,8 @@ class VaeModel(Model):
         self._epochs, self._members = run.epochs, len(runs)
         self._latents, self._categories = run.latents, run.categories
 
-        starts = generators(seeds)
+        weights = [member.weights_seed for member in runs]
+        starts = generators([s if w is None else w for s, w in zip(seeds, weights, strict=True)])
         encoder, decoder = _sizes(run)
         activation = nn.ReLU if run.slope is None else partial(nn.LeakyReLU, run.slope)
         self._encoder = mlp(starts, encoder, activation).to(device)
