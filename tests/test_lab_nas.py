@@ -47,7 +47,7 @@ from discretegrad_lab.tasks.nas.cells import (
 )
 from discretegrad_lab.tasks.nas.claims import CLAIMS, seeds_needed
 from discretegrad_lab.tasks.nas.exhibits import REFERENCES, references
-from discretegrad_lab.tasks.nas.model import _DECAY, _LAST_RATE, _MOMENTUM, _RATE, SearchModel
+from discretegrad_lab.tasks.nas.model import SearchModel
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
 from discretegrad_lab.tasks.statistics import Summary
 
@@ -606,50 +606,83 @@ def test_in_the_gradient_of_gdas_reinmax_and_st_differ_by_a_factor(k):
 # steps
 
 
+def in_double(runs, device="cpu", data=None):
+    """A small model in float64, so that rounding is no excuse."""
+    model = nas_cases.small_model(runs)
+    for name, group in model.groups.items():
+        parameters = {x: p.detach().double().requires_grad_() for x, p in group.parameters.items()}
+        model.groups[name] = replace(group, parameters=parameters)
+        vars(model).update(parameters)
+    model._views = model._network.weights(model.weights.detach(), (), every=True)
+    for crops in model._images.values():
+        crops._mean = crops._mean.double()
+    return model
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"gradient": "full", "decay": 0.09}, {"tau": 10.0, "tau_end": 0.1, "estimator": "stgs"}],
     ids=["gdas", "full", "anneal"],
 )
-def test_a_search_is_the_plain_loop_of_two_optimisers(changes):
-    searched = nas_cases.stack(**changes)
+def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
+    """All operations, each weight a tensor of its own, and the numbers of the protocol: only the
+    draws are those of the lab."""
+    monkeypatch.setattr(optimisers, "_check", lambda *_: None)
+    searched = Stack(in_double, [nas_cases.run(**changes)])
     run = searched.runs[0]
     metrics = [searched.advance() for _ in range(run.epochs)]
 
-    model = nas_cases.small_model([run])
-    weights = torch.optim.SGD(
-        [model.weights], _RATE, momentum=_MOMENTUM, weight_decay=_DECAY, nesterov=True
-    )
-    alpha = torch.optim.Adam(
-        [model.alpha], run.learning_rate, betas=(0.5, 0.999), weight_decay=run.decay
+    model = in_double([run])
+    w = {name: x.clone().requires_grad_() for name, x in model._views.items()}
+    alpha = model.alpha.detach().clone().requires_grad_()
+    weights = torch.optim.SGD(w.values(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    architecture = torch.optim.Adam(
+        [alpha], run.learning_rate, betas=(0.5, 0.999), weight_decay=run.decay
     )
     for epoch in range(run.epochs):
         model.begin_epoch(epoch)
         share = (1 + math.cos(math.pi * epoch / run.epochs)) / 2
-        weights.param_groups[0]["lr"] = _LAST_RATE + (_RATE - _LAST_RATE) * share
+        weights.param_groups[0]["lr"] = 0.001 + (0.025 - 0.001) * share
         losses = []
         for step in range(run.steps_per_epoch):
+            model.alpha.data.copy_(alpha)
             model.prepare(step)
-            for optimiser, name in ((weights, "loss"), (alpha, "architecture_loss")):
-                loss = model.loss(name).sum()
-                for parameter in (model.weights, model.alpha):
-                    parameter.grad = None
+            for optimiser, name in ((weights, "loss"), (architecture, "architecture_loss")):
+                index = torch.tensor(model._cells[name])
+                if optimiser is weights:
+                    z, form = torch.nn.functional.one_hot(index, 5).double(), "full"
+                else:
+                    z, form = model._sampler.at(alpha, index.unsqueeze(0))[0], run.gradient
+                x, labels = model._images[name].batch(model._batches[name][step])
+                loss = cross_entropy(plain_network(x, w, run.cells, z, form), labels)
+                optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 losses.append(loss.item())
-        assert metrics[epoch]["loss"][0] == pytest.approx(sum(losses[::2]) / 3, rel=1e-5)
+        assert metrics[epoch]["loss"][0] == pytest.approx(sum(losses[::2]) / 3, rel=1e-6)
         assert metrics[epoch]["architecture_loss"][0] == pytest.approx(
-            sum(losses[1::2]) / 3, rel=1e-5
+            sum(losses[1::2]) / 3, rel=1e-6
         )
-    torch.testing.assert_close(searched.model.weights, model.weights, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(searched.model.alpha, model.alpha, rtol=1e-4, atol=1e-6)
-    p = model.alpha[0].detach().double().softmax(-1)
+    # rates are float32
+    for name, x in searched.model._views.items():
+        torch.testing.assert_close(x, w[name], rtol=1e-5, atol=1e-7, msg=name)
+    torch.testing.assert_close(searched.model.alpha, alpha, rtol=1e-5, atol=1e-7)
+    p = alpha[0].detach().softmax(-1)
     last = metrics[-1]
     assert last["p_32_pool3x3"][0] == pytest.approx(p[5, 4].item(), rel=1e-4)
     cell = from_number(int(last["cell_number"][0]))
     assert cell == tuple(p.argmax(-1).tolist())
     assert last["test"][0] == nas_cases.TABLE[cell].accuracies["test"]
     assert last["none_edges"][0] == cell.count(0)
+
+
+def test_alpha_starts_as_noise_of_a_thousandth():
+    models = [nas_cases.small_model([nas_cases.run(seed=seed)]) for seed in range(20)]
+    alpha = torch.cat([model.alpha.detach() for model in models])
+    # of 600 numbers
+    assert alpha.std().item() == pytest.approx(1e-3, rel=0.1)
+    assert abs(alpha.mean().item()) < 1.5e-4
+    assert len(alpha.unique()) == alpha.numel()
 
 
 def test_the_architecture_sees_the_weights_as_they_are_now():
@@ -687,7 +720,7 @@ def test_operations_that_were_not_chosen_are_moved_by_momentum_and_decay():
     )
     part = slice(place.start, place.end)
     # the first step of Nesterov's momentum with a gradient of decay alone
-    factor = 1 - _RATE * _DECAY * (1 + _MOMENTUM)
+    factor = 1 - 0.025 * 5e-4 * (1 + 0.9)
     torch.testing.assert_close(model.weights[0, part], before[0, part] * factor)
 
 
