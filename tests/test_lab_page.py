@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -475,6 +476,29 @@ def test_a_browser_draws_round_axes_gaps_and_intervals_where_they_are(tmp_path):
     for texts, (*_, expected) in zip(seen["texts"][3:], AXES, strict=True):
         numbers = [text for text in texts if text]
         assert " ".join(numbers[: len(expected.split())]) == expected
+
+
+@needs_browser
+def test_a_drawing_keeps_its_caption_and_wide_bands_do_not_stretch_an_axis(tmp_path):
+    # with one interval of a hundred times what the lines cover
+    curve = Curve(
+        "a", "#0072B2", [0, 1, 2], [10.0, 11.0, 12.0], [9.0, -88, 11.5], [11.0, 110, 12.5]
+    )
+    drawing = Drawing("A picture", "What it shows.", '<svg width="2000" height="9"></svg>', "a.svg")
+    figure = Figure("", "", "", "", (curve,))
+    items = (figure, drawing, replace(drawing, svg=drawing.svg.replace("2000", "20")))
+    page = to_html(Page("", "", (Section("", "", items),)))
+    ask = """return {
+      captions: all(".caption").map((caption) => caption.checkVisibility() && caption.innerText),
+      cues: all(".cue").map((cue) => cue.checkVisibility() && cue.innerText),
+      ticks: all(".plot text").map((text) => text.textContent) };"""
+    seen = browse(tmp_path, page, ask)
+    assert {key: seen[key] for key in QUIET} == QUIET
+    assert [caption.split("\n")[0] for caption in seen["captions"]] == ["A picture"] * 2
+    assert seen["cues"] == ["This drawing is wider than the screen: scroll it sideways →", False]
+    numbers = [float(text) for text in seen["ticks"] if re.fullmatch(r"-?[\d.]+", text)]
+    assert 5 < min(x for x in numbers if x > 2) < max(numbers) < 16
+    assert limits(figure)[1] == pytest.approx((7.7, 14.3), abs=0.05)
 
 
 @needs_browser

@@ -86,7 +86,7 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
                 figures.append(item)
                 inside.append(_figure(item, f"figure-{len(figures)}"))
             elif isinstance(item, Drawing):
-                inside.append(_drawing(item))
+                inside.append(_scrolling("drawing", item.title, item.caption, item.svg))
             else:
                 inside.append(_table(item) if isinstance(item, TextTable) else _verdict(item))
         if kind is Verdict:
@@ -127,30 +127,25 @@ def _table(table: TextTable) -> str:
         cells = "".join(f"<td{cell}td>" for cell in rest)
         body.append(f'<tr><th scope="row"{first}th>{cells}</tr>')
     notes = "".join(f"<li>{_inline(note)}</li>" for note in table.notes)
-    # the wide ones scroll by themselves, also with the keyboard; the script shows the cue for those
-    return "\n".join(
-        [
-            f'<div class="table"><div class="caption"><h3>{_inline(table.title)}</h3>'
-            f"{_paragraphs(table.caption)}</div>",
-            '<p class="cue" hidden>This table is wider than the screen: scroll it sideways →</p>',
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">',
-            f'<table aria-label="{escape(table.title)}"><thead><tr>{head}</tr></thead>',
-            "<tbody>",
-            *body,
-            "</tbody></table></div>",
-            f'<ul class="notes">{notes}</ul></div>' if notes else "</div>",
-        ]
+    shown = (
+        f'<table aria-label="{escape(table.title)}"><thead><tr>{head}</tr></thead>\n<tbody>\n'
+        + "\n".join(body)
+        + "\n</tbody></table>"
     )
+    after = f'\n<ul class="notes">{notes}</ul>' if notes else ""
+    return _scrolling("table", table.title, table.caption, shown, after)
 
 
-def _drawing(drawing: Drawing) -> str:
-    """It scrolls by itself, as a wide table does."""
+def _scrolling(kind: str, title: str, caption: str, content: str, after: str = "") -> str:
+    """What scrolls by itself where it is too wide, also with the keyboard; the script shows the cue
+    only there."""
     return "\n".join(
         [
-            f'<div class="table"><div class="caption"><h3>{_inline(drawing.title)}</h3>'
-            f"{_paragraphs(drawing.caption)}</div>",
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(drawing.title)}">',
-            f"{drawing.svg}</div></div>",
+            f'<div class="table"><div class="caption"><h3>{_inline(title)}</h3>'
+            f"{_paragraphs(caption)}</div>",
+            f'<p class="cue" hidden>This {kind} is wider than the screen: scroll it sideways →</p>',
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}">',
+            f"{content}</div>{after}</div>",
         ]
     )
 

@@ -12,12 +12,19 @@ from .model import PROBABILITIES
 
 # of the operations, for colour-blind readers too (Okabe and Ito)
 _COLOURS = ("#999999", "#E69F00", "#009E73", "#0072B2", "#CC79A7")
-_PLACES = ((20.0, 60.0), (85.0, 18.0), (125.0, 102.0), (190.0, 60.0))
+_PLACES = ((20.0, 60.0), (95.0, 16.0), (145.0, 104.0), (220.0, 60.0))
 """Of the nodes of a cell."""
-_LABEL_AT = (0.42, 0.42, 0.74, 0.22, 0.5, 0.65)
+_LABEL_AT = (0.5, 0.5, 0.27, 0.35, 0.5, 0.5)
 """How far along each edge its label stands, such that no two of them meet."""
-_WIDTH, _HEIGHT, _HEAD = 215.0, 150.0, 22.0
+_WIDTH, _HEIGHT, _HEAD = 245.0, 150.0, 22.0
 _PANEL, _PANEL_HEIGHT, _GAP = 130.0, 70.0, 10.0
+_SMALL = ' style="font-size:10px"'
+_TITLE = ' style="font-size:13px;font-weight:bold"'
+# on a line, which ends before the letters: the page says which colour is behind them
+_ON_A_LINE = (
+    ' text-anchor="middle" style="font-size:10px;paint-order:stroke;stroke:var(--page,#fff);'
+    'stroke-width:4px;stroke-linejoin:round"'
+)
 _POINTS = 25
 """Of a curve, about."""
 Curve = list[tuple[int, float]]
@@ -46,7 +53,7 @@ def draw_cells(rows: Sequence[Row]) -> Exhibit:
     for key in dict.fromkeys(row.config["estimator"] for row in rows):
         own = [row for row in rows if row.config["estimator"] == key]
         widest = max(widest, len(own))
-        parts.append(_text(4, top + 14, line(key).label, ' font-size="13" font-weight="bold"'))
+        parts.append(_text(4, top + 14, line(key).label, _TITLE))
         for column, row in enumerate(own):
             place = f"translate({column * _WIDTH:g} {top + _HEAD:g})"
             parts.append(f'<g transform="{place}">{_graph(row)}</g>')
@@ -63,7 +70,7 @@ def draw_cells(rows: Sequence[Row]) -> Exhibit:
 
 def _graph(row: Row) -> str:
     cell = from_number(int(row.metrics["cell_number"]))
-    parts = [f"<title>{escape(to_text(cell))}</title>"]
+    parts, labels = [f"<title>{escape(to_text(cell))}</title>"], []
     for operation, (end, start), share in zip(cell, EDGES, _LABEL_AT, strict=True):
         (x1, y1), (x2, y2) = _PLACES[start], _PLACES[end]
         x, y = x1 + (x2 - x1) * share, y1 + (y2 - y1) * share
@@ -73,7 +80,8 @@ def _graph(row: Row) -> str:
             f'stroke-width="2" fill="none"{style}/>'
         )
         if operation != NONE:
-            parts.append(_text(x, y - 3, LABELS[operation], ' text-anchor="middle" font-size="9"'))
+            labels.append(_text(x, y + 3, LABELS[operation], _ON_A_LINE))
+    parts += labels
     for node, (x, y) in enumerate(_PLACES):
         parts.append(
             f'<circle cx="{x:g}" cy="{y:g}" r="8" stroke="currentColor" fill="#ffffff"/>'
@@ -98,49 +106,55 @@ def draw_probabilities(results: Results, rows: Sequence[Row]) -> Exhibit:
         curves = [
             {name: _thinned(results.curve(row, name)) for name in PROBABILITIES} for row in own
         ]
-        highest = _highest(curves)
-        label = f"{line(key).label}: from 0 to {highest:g}"
-        parts.append(_text(4, top + 14, label, ' font-size="13" font-weight="bold"'))
-        top += _HEAD
+        lowest, highest = _ends(curves)
+        label = f"{line(key).label}: from {lowest:g} to {highest:g}"
+        parts.append(_text(4, top + 14, label, _TITLE))
+        top += 1.6 * _HEAD
         for edge, (end, start) in enumerate(EDGES):
-            place = f"translate({edge * (_PANEL + _GAP):g} {top:g})"
-            panel = _panel(curves, edge, highest)
-            parts.append(f'<g transform="{place}">{panel}{_text(4, 10, f"{end} ← {start}")}</g>')
+            place = f"translate({1 + edge * (_PANEL + _GAP):g} {top:g})"
+            panel = _panel(curves, edge, lowest, highest)
+            name = _text(3, -4, f"{end} ← {start}", _SMALL)
+            parts.append(f'<g transform="{place}">{panel}{name}</g>')
         top += _PANEL_HEIGHT + _GAP
     width = len(EDGES) * (_PANEL + _GAP)
     return Exhibit(
         "The architecture over time",
         "The probability of each operation over the epochs: a panel for each edge, and in it a "
-        "line for each seed and operation. The panels of an estimator go from 0 to the number "
-        "beside its name; five operations that are equally probable have 0.2 each.",
+        "line for each seed and operation. The panels of an estimator have the ends that stand "
+        "beside its name; dots are at 0.2, which five operations that are equally probable have.",
         drawing=_svg(width, top, parts, "Probabilities of operations over the epochs"),
         file="probabilities.svg",
     )
 
 
-def _highest(curves: Sequence[Mapping[str, Curve]]) -> float:
-    """Where panels end: the largest probability, rounded up to a multiple of 0.05.
+def _ends(curves: Sequence[Mapping[str, Curve]]) -> tuple[float, float]:
+    """Where panels begin and end: the least and the largest probability, to a multiple of 0.02.
 
-    It is at least 0.25, so that five operations that are equally probable are not at the edge.
+    They are at least so far apart as 0.18 and 0.22, so that equal probabilities look equal.
     """
-    largest = max((p for own in curves for curve in own.values() for _, p in curve), default=1.0)
-    return max(0.25, min(1.0, math.ceil(20 * largest) / 20))
+    every = [p for own in curves for curve in own.values() for _, p in curve]
+    return (
+        min(0.18, math.floor(50 * min(every, default=0.0)) / 50),
+        max(0.22, math.ceil(50 * max(every, default=1.0)) / 50),
+    )
 
 
-def _panel(curves: Sequence[Mapping[str, Curve]], edge: int, highest: float) -> str:
+def _panel(curves: Sequence[Mapping[str, Curve]], edge: int, lowest: float, highest: float) -> str:
+    def height(p: float) -> float:
+        return _PANEL_HEIGHT * (highest - p) / (highest - lowest)
+
     parts = [
         f'<rect width="{_PANEL:g}" height="{_PANEL_HEIGHT:g}" fill="none" stroke="currentColor" '
-        'stroke-opacity="0.3"/>'
+        'stroke-opacity="0.3"/>',
+        f'<path d="M0 {height(1 / len(LABELS)):.1f}H{_PANEL:g}" stroke="currentColor" '
+        'stroke-dasharray="1 4"/>',
     ]
     names = PROBABILITIES[edge * len(LABELS) : (edge + 1) * len(LABELS)]
     for own in curves:
         for name, colour in zip(names, _COLOURS, strict=True):
             curve = own[name]
             last = max(curve[-1][0], 1) if curve else 1
-            points = " ".join(
-                f"{_PANEL * epoch / last:.1f},{_PANEL_HEIGHT * (1 - p / highest):.1f}"
-                for epoch, p in curve
-            )
+            points = " ".join(f"{_PANEL * epoch / last:.1f},{height(p):.1f}" for epoch, p in curve)
             if points:
                 parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
     return "".join(parts)

@@ -173,16 +173,16 @@ def _cells(rows: Sequence[Row]) -> Exhibit:
             lines.append(
                 (
                     f"{line(key).label}, seed {row.config['seed']}",
-                    f"`{to_text(cell)}`",
                     *accuracies,
-                    f"{row.metrics['entropy']:.3f}",
+                    f"{row.metrics['entropy']:.4f}",
+                    f"`{to_text(cell)}`",
                 )
             )
     return Exhibit(
         "Every cell that was found",
         "The most probable operation on each edge after the last epoch, with its accuracies on "
-        f"CIFAR-10 and the mean entropy of an edge, of at most {math.log(5):.3f} nats.",
-        ("", "cell", *METRICS, "entropy"),
+        f"CIFAR-10 and the mean entropy of an edge, of at most {math.log(5):.4f} nats.",
+        ("", *METRICS, "entropy", "cell"),
         tuple(lines),
         tuple(notes),
     )

@@ -38,7 +38,7 @@ TASK = Task(
             Metric(name, f"{name} accuracy on CIFAR-10", 2, "up", references=drawn_references(name))
             for name in ("validation", "test")
         ),
-        Metric("entropy", "mean entropy of an edge, in nats", 3),
+        Metric("entropy", "mean entropy of an edge, in nats", 4),
     ),
     memory=memory,
     words=WORDS,
