@@ -1,10 +1,12 @@
 """Fuse small functions of large tensors, where the time goes into moving memory."""
 
 from collections.abc import Callable
+from functools import wraps
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch._functorch.config as functorch_config
 
 FROM_ELEMENTS = 2**20
 """Below, kernels are so short that compilation takes longer than it saves."""
@@ -18,12 +20,19 @@ def worth_compiling(device: torch.device, elements: int) -> bool:
     return device.type == "cuda" and elements >= FROM_ELEMENTS
 
 
-# above any number of reads and operations: by default 5 reads are enough to store a result
-_INLINED: dict[str, Any] = {"realize_reads_threshold": 2**10, "realize_opcount_threshold": 2**10}
+# above any number of reads and operations: by default 5 reads are enough to store a result that is
+# used again, and 9 to store any
+_INLINED: dict[str, Any] = dict.fromkeys(
+    ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 2**10
+)
 
 
 def compiled(function: Callable[_P, _R], *, inline: bool = False) -> Callable[_P, _R]:
     """The function by ``torch.compile``, as if it had never been compiled before.
+
+    Its backward pass writes over nothing that was kept for it. By default torch (2.11 and 2.13 at
+    least) does so where such a tensor is needed no more, but it does not see that a view of it,
+    which was kept too, still is. Gradients were silently wrong then.
 
     Args:
         function: At the top level of a module.
@@ -34,4 +43,13 @@ def compiled(function: Callable[_P, _R], *, inline: bool = False) -> Callable[_P
     # Dynamo gives up on code that it has compiled for eight different stacks; a copy starts anew
     assert isinstance(function, FunctionType)
     copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(copy, dynamic=False, options=_INLINED if inline else None)
+    fused: Callable[_P, _R] = torch.compile(
+        copy, dynamic=False, options=_INLINED if inline else None
+    )
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with functorch_config.patch(donated_buffer=False):
+            return fused(*args, **kwargs)
+
+    return call
