@@ -753,7 +753,9 @@ def test_temperatures_are_those_of_the_search(tmp_path, monkeypatch):
     (one,) = tasks.recipe("bernoulli-vae-mnist-k2").runs(seeds=[0], estimators=["reinmax"])
     assert one.tau == 0.7
     started = (dataclasses.replace(results[2].rows[0], state="started"), *results[2].rows[1:])
-    with pytest.raises(ValueError, match=r"k2 of reinmax, 2, mnist at its end, got 15 of its 16"):
+    with pytest.raises(
+        ValueError, match=r"k2 of reinmax, MNIST, K = 2 at its end, got 15 of its 16"
+    ):
         choice.lines(tasks.recipe(searches[2]), dataclasses.replace(results[2], rows=started))
 
 

@@ -164,7 +164,9 @@ def test_a_temperature_that_diverged_is_never_chosen(table):
 
 def test_an_unfinished_search_chooses_nothing(table):
     results = search({})
-    message = r"search polynomial-temperatures of reinmax, constant, 1.5 at its end, got 19 of its"
+    message = (
+        r"search polynomial-temperatures of reinmax, p = 1.5, setting A at its end, got 19 of its"
+    )
     with pytest.raises(ValueError, match=message):
         choose(dataclasses.replace(results, rows=results.rows[1:]))
     first, *others = results.rows

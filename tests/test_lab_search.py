@@ -17,7 +17,7 @@ from discretegrad_lab.report.results import write
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.options import StackOptions
-from discretegrad_lab.runs.search import complete, goals_of, search
+from discretegrad_lab.runs.search import NotMeasured, complete, goals_of, search
 from discretegrad_lab.runs.store import Saved, Status, Store
 from discretegrad_lab.tasks import polynomial
 from discretegrad_lab.tasks.base import Recipe, read_rows
@@ -248,6 +248,27 @@ def test_what_a_rung_makes_of_stored_numbers(tmp_path):
     assert [goal.dropped for goal in best.values()] == [True, True, False, False]
 
 
+def test_a_rung_where_nothing_is_measured_drops_nobody(tmp_path, listed, monkeypatch):
+    """A task may measure every few epochs only; all candidates would be as bad as diverged ones."""
+    monkeypatch.chdir(tmp_path)
+    store = Store("runs")
+    for run in REINMAX[:-1]:
+        save(store, run, [{"loss": 1.0}])
+    # the last may still have a number
+    assert set(goals_of(SEARCH, REINMAX, store).values()) == {Goal(1)}
+    save(store, REINMAX[-1], [{"loss": 1.0}])
+    message = "expected expected_loss after epoch 1, where tiny-search .* none from the 10 runs"
+    with pytest.raises(NotMeasured, match=message):
+        goals_of(SEARCH, REINMAX, store)
+    shown = call("run", SEARCH.name, "--estimators", "reinmax", "--device", "cpu", code=2)
+    assert "put the rungs of the search where its task measures that" in shown
+    # one that diverged had none to give
+    others = [run for run in SEARCH.runs() if run.estimator == "st"]
+    for run in others:
+        save(store, run, [{"loss": 1.0}], step=1)
+    assert {goal.dropped for goal in goals_of(SEARCH, others, store).values()} == {True}
+
+
 @pytest.mark.parametrize("column", ["8x4", "64x8"])
 def test_the_search_of_the_paper_has_its_settings(column):
     recipe = tasks.recipe(f"vae-search-{column}")
@@ -349,6 +370,30 @@ def test_what_was_chosen_is_trained_with_the_seeds_of_the_main_table(choice, tmp
     # beside the numbers that the paper chose in the same way
     assert [by_test.published[x].number for x in ("train", "test")] == [11, 10]
     assert [by_train.published[x].number for x in ("train", "test")] == [2, 9]
+
+
+def test_what_is_not_chosen_is_said(choice, tmp_path):
+    name = "vae-search-8x4"
+
+    def ends(run):
+        return {} if run.estimator == "st" else standing(run)
+
+    # at a rung, and on the way from there to the end
+    results = searched(tasks.recipe(name), ends)
+    rows = tuple(
+        dataclasses.replace(row, state="diverged", metrics={}, diverged_step=7)
+        if row.config["estimator"] == "gr-mck" and row.state == "finished"
+        else row
+        for row in results.rows
+    )
+    write(dataclasses.replace(results, rows=rows), tmp_path / name)
+    shown = " ".join(call("choose", name, "--results", str(tmp_path)).split())
+    assert f"{name}: settings of 3 lines chosen by" in shown
+    for key in ("st", "gr-mck"):
+        said = f"nothing was chosen for {key}, 8 categories, 4 latents, all of whose candidates"
+        assert said in shown
+        assert choice.setting(key, "train", 8, 4) is None
+    assert shown.count("nothing was chosen") == 2
 
 
 def test_choosing_from_what_is_no_search_or_not_trained_changes_nothing(choice, tmp_path):

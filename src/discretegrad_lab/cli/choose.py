@@ -46,10 +46,16 @@ def choose(
         for recipe, choice, lines in chosen:
             choice.write(lines)
             words = " and by ".join(recipe.task.metric(name).label for name in choice.by)
+            without = [x for x, candidates in lines.items() if not choice.is_chosen(candidates)]
             typer.echo(
-                f"{recipe.name}: settings of {many(len(lines), 'line')} chosen by {words}. "
-                f"Wrote {choice.path}"
+                f"{recipe.name}: settings of {many(len(lines) - len(without), 'line')} chosen by "
+                f"{words}. Wrote {choice.path}"
             )
+            for problem in without:
+                typer.echo(
+                    f"{recipe.name}: nothing was chosen for {choice.describe(recipe, problem)}, "
+                    "all of whose candidates diverged. The table has no setting for it any more."
+                )
 
 
 def _searches() -> list[str]:

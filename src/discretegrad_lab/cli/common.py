@@ -131,6 +131,7 @@ class Refused(Exception):
 @contextlib.contextmanager
 def explaining(events: "JsonLines | None" = None) -> Iterator[None]:
     """Turn what a user can put right into a paragraph and an exit code."""
+    from ..runs.search import NotMeasured
     from ..runs.store import DamagedRun, NewerStore, StoreError
     from ..tasks.data import DataError
 
@@ -139,7 +140,7 @@ def explaining(events: "JsonLines | None" = None) -> Iterator[None]:
         return
     except Refused as error:
         message, code = str(error), error.code
-    except (DataError, NewerStore) as error:
+    except (DataError, NewerStore, NotMeasured) as error:
         message, code = str(error), USAGE
     except (DamagedRun, StoreError) as error:
         message, code = str(error), FAILED

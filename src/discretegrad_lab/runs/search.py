@@ -1,6 +1,7 @@
 """Train the runs of a search from rung to rung; what is stored decides who goes on."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ..stack.config import Run
@@ -18,23 +19,46 @@ _LASTING = ("finished", "diverged", "elsewhere")
 """Groups of an outcome in which a run stays."""
 
 
+class NotMeasured(ValueError):
+    """A rung is at an epoch after which the metric of its search is not measured."""
+
+
 def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goal]:
-    """How far each run of a recipe is to be trained, by what a store has of all of them."""
+    """How far each run of a recipe is to be trained, by what a store has of all of them.
+
+    Raises:
+        NotMeasured: If a rung has been reached where the metric of the search is not measured.
+    """
     if recipe.halving is None:
         return {run: Goal(run.epochs) for run in runs}
     runs, metric = list(runs), recipe.task.metric(recipe.halving.metric)
     sign = 1 if metric.direction == "down" else -1
     recorded = {run: _recorded(run, store) for run in runs}
+    there: Counter[int] = Counter()
+    measured: set[int] = set()
 
     def score(run: Run, epoch: int) -> float | None:
         rows, diverged_step = recorded[run]
         if len(rows) < epoch:
             return None
+        if diverged_step is not None and diverged_step <= epoch * run.steps_per_epoch:
+            return math.inf
+        there[epoch] += 1
         value = rows[epoch - 1].get(metric.name, math.nan)
-        lost = diverged_step is not None and diverged_step <= epoch * run.steps_per_epoch
-        return math.inf if lost or not math.isfinite(value) else sign * value
+        if not math.isfinite(value):
+            return math.inf
+        measured.add(epoch)
+        return sign * value
 
-    return goals(recipe.halving, runs, score)
+    decided = goals(recipe.halving, runs, score)
+    for epoch, count in there.items():
+        if epoch not in measured and Goal(epoch) not in decided.values():
+            raise NotMeasured(
+                f"expected {metric.name} after epoch {epoch}, where {recipe.name} compares its "
+                f"candidates, got none from the {count} runs that came so far; put the rungs of "
+                "the search where its task measures that"
+            )
+    return decided
 
 
 def complete(recipe: Recipe, store: Store) -> bool:

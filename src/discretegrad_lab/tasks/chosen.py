@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..stack.config import Run
 from .base import Metric, Recipe, field_values, read_rows
-from .evidence import DROPPED, Results, Row
+from .evidence import DROPPED, Results, Row, describe
 
 # states of runs that a search is done with
 _ENDED = ("finished", "diverged", DROPPED)
@@ -135,8 +135,8 @@ class Choice:
             ended = sum(row.state in _ENDED for row in own)
             if own and ended < len(runs):
                 raise ValueError(
-                    f"expected the search {search.name} of {', '.join(problem[::-1])} at its end, "
-                    f"got {ended} of its {len(runs)} runs there; give `discretegrad run "
+                    f"expected the search {search.name} of {self.describe(search, problem)} at its "
+                    f"end, got {ended} of its {len(runs)} runs there; give `discretegrad run "
                     f"{search.name}` and `discretegrad report {search.name}`, then choose again"
                 )
             if own:
@@ -147,6 +147,20 @@ class Choice:
                 f"{search.name}` and `discretegrad report {search.name}` first"
             )
         return lines
+
+    def describe(self, search: Recipe, problem: Sequence[str]) -> str:
+        """An estimator with its problem, in words."""
+        *where, key = problem
+        values = {
+            name: field_values(self.config, name, [value])[0]
+            for name, value in zip(self.where, where, strict=True)
+        }
+        return f"{key}, {describe(values, search.task.words)}"
+
+    def is_chosen(self, lines: Sequence[str]) -> bool:
+        """Whether one of the candidates that an estimator has in a problem is the best."""
+        place = self._columns.index("chosen_by")
+        return any(line.split(",")[place] for line in lines)
 
     def write(self, lines: Mapping[tuple[str, ...], Sequence[str]]) -> None:
         """Put lines into the table; what it says of other problems and estimators stays."""
