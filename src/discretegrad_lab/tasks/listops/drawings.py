@@ -76,7 +76,7 @@ def draw_trees(*parses: Parsed) -> str:
     return "\n".join(
         [
             '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-            f'viewBox="0 0 {width} {height}" style="width: {width}px; max-width: 100%">',
+            f'viewBox="0 0 {width} {height}" style="width: {width}px">',
             f"<title>{escape(description)}</title>",
             f'<path d="M0 0H{width}V{height}H0Z" fill="#ffffff"/>',
             *(line for pair in pairs for line in pair.lines),
