@@ -428,6 +428,7 @@ def bits_in_place(monkeypatch, name, epochs, **curves):
 def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
     name, other = "bernoulli-vae-mnist-k2", "bernoulli-vae-mnist-k3"
     first = row_of(recipe(other).runs()[0], "started")
+    put_in_place_of(monkeypatch, *map(Results, (*reproduction.BITS, *reproduction.BIT_GRADIENTS)))
     put_in_place_of(monkeypatch, Results(other, (first,)))
     bits_in_place(
         monkeypatch,
@@ -464,6 +465,7 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
 
 
 def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch):
+    put_in_place_of(monkeypatch, *map(Results, reproduction.BIT_GRADIENTS))
     none = reproduction.blocks()["bit gradients"]
     assert "".join(none.split()) == (
         "Nottrainedhereyet;ittakes`discretegradrun`of`bernoulli-vae-gradients-k2`,"
@@ -496,9 +498,9 @@ def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch):
 
 
 def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
+    put_in_place_of(monkeypatch, Results(reproduction.SEARCHED))
     stored = set(reproduction.drawings())
     assert stored <= set(pictures_on("docs/listops.md"))
-    put_in_place_of(monkeypatch, Results(reproduction.SEARCHED))
     before = reproduction.architectures_block()
     assert before == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
     rows, curves = [], {}
