@@ -23,7 +23,7 @@ from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 import discretegrad
 from discretegrad_lab import tasks
 from discretegrad_lab.report import section as sections
-from discretegrad_lab.report.document import Curve, Figure, Section, Verdict
+from discretegrad_lab.report.document import Curve, Drawing, Figure, Section, Verdict
 from discretegrad_lab.report.entries import DASH, Entry, entries
 from discretegrad_lab.report.reading import Reading, of_recipe
 from discretegrad_lab.report.results import read as read_folder
@@ -59,14 +59,17 @@ CHOSEN = {
     for by in ("train", "test")
 }
 TEMPERATURES = "vae-temperatures"
-TREES = "trees-reinmax.svg"
 PARSING, SEARCHED = "listops", "nas-cifar10"
 BITS = tuple(
     f"bernoulli-vae-{x}-k{k}" for k in (2, 3) for x in ("mnist", "fashion-mnist", "omniglot")
 )
+BIT_GRADIENTS = tuple(f"bernoulli-vae-gradients-k{k}" for k in (2, 3))
+# drawings of reports that pages show, by their files
+DRAWINGS = {PARSING: ("trees-reinmax.svg",), SEARCHED: ("cells.svg", "probabilities.svg")}
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 NAMED = (*BEGINNINGS, *LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES)
 NAMED += (*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
+NAMED += BIT_GRADIENTS
 # the recipes of the page; those in NAMED are left out until they have been trained
 ALL = (*OTHER_SIZES, COLLAPSE, *STORED, *NAMED)
 # headings of the page, and whose runs speak there for the claims of the paper
@@ -133,8 +136,17 @@ def blocks() -> dict[str, str]:
         "settings": tables_and_claims(SETTINGS, folded=True),
         "at one": at_one_table(),
         "listops": if_stored(PARSING, "Accuracy and loss against the epoch"),
-        "architectures": if_stored(SEARCHED),
-        "bits": parts_if_stored({x: tasks.recipe(x).title for x in BITS}),
+        "architectures": architectures_block(),
+        "bits": parts_if_stored(
+            {x: tasks.recipe(x).title for x in BITS},
+            "The loss against the step, and against the GPU time of a run",
+            f"{BANDS} {WITHOUT_TENTH}",
+        ),
+        "bit gradients": parts_if_stored(
+            {x: tasks.recipe(x).title for x in BIT_GRADIENTS},
+            "Standard deviation of the gradients, and their largest bias, against the step",
+            f"{BANDS} The bias has two standard errors added, so it is how large it may be.",
+        ),
     }
 
 
@@ -328,7 +340,7 @@ def model_pictures(kind: str, what: str, names: Sequence[str] = COLUMNS[::-1]) -
 def samples_block() -> str:
     """More samples of each image, at equal steps and in equal time."""
     results = read(SAMPLES)
-    if not results.counts()["finished"]:
+    if not is_drawn(SAMPLES):
         return if_stored(SAMPLES)
     picture = f"![The loss against the GPU time of a run](assets/{SAMPLES}.png)"
     return "\n\n".join([several.equal_table(reading(results), results), picture])
@@ -468,16 +480,38 @@ def if_stored(recipe: str, picture: str = "") -> str:
     """What the report says, with a picture if it has words; or that there is nothing to report."""
     if not read(recipe).rows:
         return f"Not trained here yet; it takes `discretegrad run {recipe}`."
-    shown = [f"![{picture}](assets/{recipe}.png)"] if picture else []
+    shown = [f"![{picture}](assets/{recipe}.png)"] if picture and is_drawn(recipe) else []
     return "\n\n".join([*shown, tables_and_claims(recipe, folded=True)])
 
 
-def parts_if_stored(titles: Mapping[str, str]) -> str:
-    """What the report of each recipe says, under its title; one sentence if none was trained."""
+def is_drawn(recipe: str) -> bool:
+    """Whether there are curves for a picture."""
+    return read(recipe).counts()["finished"] > 0
+
+
+def parts_if_stored(titles: Mapping[str, str], picture: str = "", about: str = "") -> str:
+    """What the report of each recipe says, under its title; one sentence if none was trained.
+
+    Args:
+        titles: By recipe.
+        picture: The words of their pictures, if they have one each.
+        about: What is said of all pictures, before them.
+    """
     if not any(read(recipe).rows for recipe in titles):
         names = ", ".join(f"`{recipe}`" for recipe in titles)
         return wrapped(f"Not trained here yet; it takes `discretegrad run` of {names}.")
-    return "\n\n".join(f"**{title}**\n\n{if_stored(recipe)}" for recipe, title in titles.items())
+    parts = [f"**{title}**\n\n{if_stored(recipe, picture)}" for recipe, title in titles.items()]
+    shown = [wrapped(about)] if about and any(map(is_drawn, titles)) else []
+    return "\n\n".join([*shown, *parts])
+
+
+def architectures_block() -> str:
+    """What the report on the searches says, with its drawings before it."""
+    shown = [
+        f"![{x.title}](assets/{SEARCHED}-{x.file})\n\n{wrapped(x.caption)}" for x in drawn(SEARCHED)
+    ]
+    shown += [wrapped(f"{BANDS} {WITHOUT_TENTH}")] if is_drawn(SEARCHED) else []
+    return "\n\n".join([*shown, if_stored(SEARCHED, "Searches against the epoch")])
 
 
 def claims_table(verdicts: Sequence[Verdict]) -> str:
@@ -538,27 +572,34 @@ def pictures() -> dict[Path, list[Figure]]:
         VAE: [from_epoch(10, figure) for figure in section(read(VAE)).figures],
         SETTINGS: [figure for figures in settings for figure in figures],
     }
-    if read(GRADIENTS).rows:
-        labels = _labels(GRADIENTS, *_DRAWN)
+    for name, metrics in _DRAWN.items():
+        if not is_drawn(name):
+            continue
         # estimators differ by more than a factor of ten in the first epochs
-        shown[GRADIENTS] = [
+        shown[name] = [
             replace(figure, log_y=figure.better == "down")
-            for figure in section(read(GRADIENTS)).figures
-            if figure.y_label in labels
+            for figure in chosen_figures(name, *metrics)
         ]
-    if read(SAMPLES).counts()["finished"]:
+    for name in filter(is_drawn, (SEARCHED, *BITS)):
+        shown[name] = [from_share(0.1, figure) for figure in section(read(name)).figures]
+    if is_drawn(SAMPLES):
         how, results = reading(read(SAMPLES)), read(SAMPLES)
         shown[SAMPLES] = several.over_time(how, results, section(results).figures)
-    if read(PARSING).rows:
-        shown[PARSING] = [
-            from_epoch(2, figure)
-            for figure in section(read(PARSING)).figures
-            if figure.y_label in _labels(PARSING, *_PARSED)
-        ]
+    if is_drawn(PARSING):
+        shown[PARSING] = [from_epoch(2, x) for x in chosen_figures(PARSING, *_PARSED)]
     return {PICTURES / f"{name}.png": figures for name, figures in shown.items()}
 
 
-_DRAWN = ("gradient_cosine", "gradient_bias")
+# of the pictures of large experiments
+BANDS = "Lines are means over seeds, with bands that are 95 % intervals."
+WITHOUT_TENTH = (
+    "The first tenth of each line is left out, since nothing else could be seen beside it."
+)
+_DRAWN = {
+    GRADIENTS: ("gradient_cosine", "gradient_bias"),
+    # what the draws leave room for: the bias itself is zero for many, which has no logarithm
+    **dict.fromkeys(BIT_GRADIENTS, ("gradient_deviation", "gradient_bias_bound")),
+}
 _PARSED = ("valid_accuracy", "test_accuracy", "valid_loss")
 
 
@@ -566,20 +607,28 @@ def maps() -> dict[Path, list[Figure]]:
     """What each picture of a search shows, a panel for each size: the loss in training alone."""
     if not read(TEMPERATURES).rows:
         return {}
-    labels = _labels(TEMPERATURES, "train")
-    figures = [x for x in section(read(TEMPERATURES)).figures if x.y_label in labels]
-    return {PICTURES / f"{TEMPERATURES}.png": figures}
+    return {PICTURES / f"{TEMPERATURES}.png": chosen_figures(TEMPERATURES, "train")}
 
 
 def drawings() -> dict[Path, str]:
     """Drawings of reports that a page shows as they are."""
-    drawn = {drawing.file: drawing.svg for drawing in section(read(PARSING)).drawings}
-    return {PICTURES / f"{PARSING}-{name}": drawn[name] for name in (TREES,) if name in drawn}
+    return {
+        PICTURES / f"{recipe}-{drawing.file}": drawing.svg
+        for recipe in DRAWINGS
+        for drawing in drawn(recipe)
+    }
 
 
-def _labels(recipe: str, *metrics: str) -> set[str]:
-    """What axes call some metrics."""
-    return {metric.label for metric in reading(read(recipe)).metrics if metric.name in metrics}
+def drawn(recipe: str) -> list[Drawing]:
+    """Those of a recipe."""
+    return [x for x in section(read(recipe)).drawings if x.file in DRAWINGS[recipe]]
+
+
+def chosen_figures(recipe: str, *metrics: str) -> list[Figure]:
+    """The figures of a report that show some of its metrics."""
+    results = read(recipe)
+    labels = {metric.label for metric in reading(results).metrics if metric.name in metrics}
+    return [figure for figure in section(results).figures if figure.y_label in labels]
 
 
 def from_epoch(first: int, figure: Figure) -> Figure:
@@ -587,7 +636,15 @@ def from_epoch(first: int, figure: Figure) -> Figure:
     return replace(figure, curves=tuple(_later(curve, first) for curve in figure.curves))
 
 
-def _later(curve: Curve, first: int) -> Curve:
+def from_share(share: float, figure: Figure) -> Figure:
+    """The same, where curves end at different places: each without so much of its own."""
+    # a point that is there but for its rounding stays
+    share *= 1 - 1e-6
+    curves = tuple(_later(curve, share * curve.x[-1]) for curve in figure.curves)
+    return replace(figure, curves=curves)
+
+
+def _later(curve: Curve, first: float) -> Curve:
     start = next(number for number, x in enumerate(curve.x) if x >= first)
     parts = (curve.x, curve.y, curve.low, curve.high)
     x, y, low, high = (None if part is None else part[start:] for part in parts)

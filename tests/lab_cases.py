@@ -34,12 +34,15 @@ def use_table(monkeypatch, choice, path):
 
 
 def searched(recipe, metrics):
-    """Results of a search, by what each of its runs has at the end; without it it was dropped."""
+    """Results of a recipe, by what each of its runs has at the end.
+
+    A run without that was dropped if the recipe is a search, and otherwise it is missing.
+    """
+    less = ("missing", 0) if recipe.halving is None else (DROPPED, recipe.halving.rungs[0].epoch)
     rows = []
     for run in recipe.runs():
         ends = metrics(run)
-        state = "finished" if ends else DROPPED
-        epochs = run.epochs if ends else recipe.halving.rungs[0].epoch
+        state, epochs = ("finished", run.epochs) if ends else less
         rows.append(Row(run.identity, configuration(run), state, epochs, ends, commit="0a1b2c"))
     return Results(recipe.name, tuple(rows))
 

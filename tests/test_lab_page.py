@@ -288,6 +288,11 @@ def test_lines_that_hide_each_other_have_marks_of_their_own_and_dashed_ones_are_
     marks = [figure.marks(n) for n in range(3)]
     assert len({point for points in marks for point in points}) == sum(map(len, marks))
     assert all(5 <= len(points) <= 8 for points in marks)
+    # also where there are fewer points than lines
+    few = replace(figure, curves=tuple(replace(curves[0], x=[1, 2], y=[1, 1]) for _ in range(5)))
+    assert [few.marks(n) for n in range(5)] == [[0], [1], [0], [1], [0]]
+    none = replace(figure, curves=(replace(curves[0], x=[], y=[]),))
+    assert none.marks(0) == []
     data = data_of(plain(figure))[0]
     assert [curve["marks"] for curve in data["curves"]] == marks
     legend = [attributes["d"] for attributes, _ in Reader(plain(figure)).of("path", "mark")]

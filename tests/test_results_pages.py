@@ -352,6 +352,17 @@ def test_curves_from_an_epoch_on(column):
             assert len(curve.x) == len(curve.y) == len(curve.low) == len(curve.high)
 
 
+def test_curves_from_a_share_of_their_own_end_on(column):
+    figure = reproduction.section(column).figures[0]
+    curve = figure.curves[0]
+    # a tenth of each end, one of them with what rounding adds
+    ends = [(0.1 * end, 0.5 * end, end) for end in (3.0, 70.0)]
+    made = [replace(curve, x=(0.0, *x), y=(9, 1, 2, 3), low=None, high=None) for x in ends]
+    made += [replace(made[0], x=(0.0, 0.3 - 1e-16, 1.5, 3.0))]
+    cut = reproduction.from_share(0.1, replace(figure, curves=tuple(made)))
+    assert [tuple(curve.y) for curve in cut.curves] == [(1, 2, 3)] * 3
+
+
 def put_in_place_of(monkeypatch, *others):
     """Have the page read these results where it asks for theirs."""
     stored, ours = reproduction.read, {results.recipe: results for results in others}
@@ -396,6 +407,136 @@ def test_equal_steps_and_equal_time(monkeypatch):
     assert several.value_at({10: 1.0}, 9) is None
     assert several.value_at({10: 1.0, 20: 3.0}, 25) == 3.0
     assert several.value_at({}, 1) is None
+
+
+def bits_in_place(monkeypatch, name, epochs, **curves):
+    """Made-up results of a recipe: each curve is a function of the line's number and the epoch."""
+    search, rows, known = recipe(name), [], {}
+    keys = list(search.keys())
+    for run in search.runs():
+        number = keys.index(run.estimator)
+        values = {
+            metric: {epoch: f(number, epoch) + 0.01 * run.seed for epoch in epochs}
+            for metric, f in curves.items()
+        }
+        known |= {(run.identity, metric): curve for metric, curve in values.items()}
+        ends = {metric: curve[epochs[-1]] for metric, curve in values.items()}
+        rows.append(row_of(run, **ends))
+    put_in_place_of(monkeypatch, Results(name, tuple(rows), known))
+
+
+def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
+    name, other = "bernoulli-vae-mnist-k2", "bernoulli-vae-mnist-k3"
+    first = row_of(recipe(other).runs()[0], "started")
+    put_in_place_of(monkeypatch, *map(Results, (*reproduction.BITS, *reproduction.BIT_GRADIENTS)))
+    put_in_place_of(monkeypatch, Results(other, (first,)))
+    bits_in_place(
+        monkeypatch,
+        name,
+        (1, 100, 500, 1000),
+        train=lambda number, epoch: 100.0 + number + 50 / epoch,
+        test=lambda number, epoch: 105.0 + number + 50 / epoch,
+        gpu_seconds=lambda number, epoch: (5 + number) * epoch / 1000,
+    )
+    pictures = {path.stem: figures for path, figures in reproduction.pictures().items()}
+    # what has no finished run has no picture, neither here nor on the page
+    assert [x for x in pictures if x.startswith("bernoulli")] == [name]
+    figures = pictures[name]
+    assert [(figure.y_label.split()[0], figure.x_label.split()[0]) for figure in figures] == [
+        *(("Train", "step"), ("Train", "seconds"), ("Test", "step"), ("Test", "seconds"))
+    ]
+    for figure, start in zip(figures, (100.0, 100.0, 105.0, 105.0), strict=True):
+        assert len(figure.curves) == 12
+        for number, curve in enumerate(figure.curves):
+            # the mean of the seeds 0 to 4, without the first tenth of each line's own axis
+            ends = [start + number + 50 / epoch + 0.02 for epoch in (100, 500, 1000)]
+            assert curve.y == pytest.approx(ends)
+            seconds = [(5 + number) * epoch / 1000 + 0.02 for epoch in (100, 500, 1000)]
+            steps = [100_000, 500_000, 1_000_000]
+            assert curve.x == pytest.approx(steps if figure.x_label == "step" else seconds)
+    block = reproduction.blocks()["bits"]
+    assert re.findall(r"assets/[^)]+", block) == [f"assets/{name}.png"]
+    about, *_ = block.split("\n\n")
+    assert " ".join(about.split()) == f"{reproduction.BANDS} {reproduction.WITHOUT_TENTH}"
+    assert f"**{recipe(name).title}**\n\n![" in block
+    assert f"it takes `discretegrad run {recipe(reproduction.BITS[1]).name}`" in block
+    assert '??? note "The margin of ReinMax, MNIST, K = 2"' in block
+    assert name in reproduction.shown()
+
+
+def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch):
+    put_in_place_of(monkeypatch, *map(Results, reproduction.BIT_GRADIENTS))
+    none = reproduction.blocks()["bit gradients"]
+    assert "".join(none.split()) == (
+        "Nottrainedhereyet;ittakes`discretegradrun`of`bernoulli-vae-gradients-k2`,"
+        "`bernoulli-vae-gradients-k3`."
+    )
+    name = "bernoulli-vae-gradients-k3"
+    bits_in_place(
+        monkeypatch,
+        name,
+        (1, 10, 30, 100, 300),
+        gradient_deviation=lambda number, epoch: 1.0 + number,
+        gradient_bias=lambda number, epoch: 0.0,
+        gradient_bias_bound=lambda number, epoch: 0.1 + number,
+    )
+    (figures,) = (x for path, x in reproduction.pictures().items() if path.stem == name)
+    assert [(figure.y_label, figure.log_y) for figure in figures] == [
+        ("relative standard deviation", True),
+        ("relative bias and two standard errors", True),
+    ]
+    for figure, start in zip(figures, (1.0, 0.1), strict=True):
+        assert {curve.x for curve in figure.curves} == {(1000, 10_000, 30_000, 100_000, 300_000)}
+        # the mean of the seeds 0 to 2
+        found = [curve.y[-1] for curve in figure.curves]
+        assert found == pytest.approx([start + number + 0.01 for number in range(10)])
+    block = reproduction.blocks()["bit gradients"]
+    assert re.findall(r"assets/[^)]+", block) == [f"assets/{name}.png"]
+    assert "it takes `discretegrad run bernoulli-vae-gradients-k2`" in block
+    assert name in reproduction.runs_table()
+    assert "begin generated: bit gradients" in reproduction.PAGE.path.read_text(encoding="utf-8")
+
+
+def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
+    put_in_place_of(monkeypatch, Results(reproduction.SEARCHED))
+    stored = set(reproduction.drawings())
+    assert stored <= set(pictures_on("docs/listops.md"))
+    before = reproduction.architectures_block()
+    assert before == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
+    rows, curves = [], {}
+    for run in recipe(reproduction.SEARCHED).runs():
+        metrics = {
+            "validation": 89.0 + run.seed,
+            "test": 92.0,
+            "cell_number": 15_624.0,
+            "entropy": 1.6,
+        }
+        rows.append(row_of(run, **metrics))
+        curves[run.identity, "validation"] = {1: 10.0, 10: 80.0, 100: metrics["validation"]}
+    results = Results(reproduction.SEARCHED, tuple(rows), curves)
+    put_in_place_of(monkeypatch, results)
+    drawn = {path.name: svg for path, svg in reproduction.drawings().items() if path not in stored}
+    assert list(drawn) == ["nas-cifar10-cells.svg", "nas-cifar10-probabilities.svg"]
+    # of 20 searches
+    assert drawn["nas-cifar10-cells.svg"].count("<circle") == 4 * 20
+    assert all("background:var(--page,#fff)" in svg for svg in drawn.values())
+    block = " ".join(reproduction.architectures_block().split())
+    assert reproduction.WITHOUT_TENTH in block
+    assert re.findall(r"assets/[^)]+", block) == [
+        *(f"assets/{name}" for name in drawn),
+        "assets/nas-cifar10.png",
+    ]
+    for drawing in reproduction.section(results).drawings:
+        assert f"![{drawing.title}](assets/nas-cifar10-{drawing.file}) {drawing.caption}" in block
+    (figures,) = (x for path, x in reproduction.pictures().items() if path.stem == "nas-cifar10")
+    (figure,) = (x for x in figures if x.y_label.startswith("validation"))
+    *arms, _, _, _ = figure.curves
+    assert len(arms) == 5
+    assert all(curve.y == pytest.approx((80.0, 90.5)) for curve in arms)
+    assert [curve.name for curve in figure.curves[5:]] == [
+        *("optimum", "all edges conv 3x3", "random, best of 8")
+    ]
+    assert all(tuple(curve.x) == (10, 100) for curve in figure.curves)
 
 
 def test_measures_of_the_main_table(column, monkeypatch):

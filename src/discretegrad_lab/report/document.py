@@ -94,7 +94,8 @@ class Figure:
         every = max(count, round(len(curve.x) / _MARKS))
         return [
             place
-            for place in range(number * every // count, len(curve.x), every)
+            # lines with fewer points than there are lines begin anew
+            for place in range(number * every // count % max(len(curve.x), 1), len(curve.x), every)
             if usable(curve.x[place]) and usable(curve.y[place])
         ]
 

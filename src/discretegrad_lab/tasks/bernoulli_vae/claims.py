@@ -16,13 +16,22 @@ from typing import Any, NamedTuple
 
 from ...stack.lines import line
 from ..base import Claim, read_claims
-from ..evidence import Judgement, Results, Vote, decimal, describe, final, lower
+from ..evidence import Judgement, Results, Vote, describe, final, lower, with_half
 from ..statistics import Comparison, Summary, compare
 from .config import WORDS
 from .published import RELEASED, table
 
 _PANELS = ("data", "evaluations")
 _PLACES = 2
+
+
+class Agreement(NamedTuple):
+    """Our runs of a baseline less its published number, in both readings of the published ±."""
+
+    narrow: Comparison
+    """If that is a standard deviation."""
+    wide: Comparison
+    """If it is a standard error: the difference is the same, the interval is wider."""
 
 
 class Margin(NamedTuple):
@@ -38,37 +47,47 @@ class Margin(NamedTuple):
     estimator: Comparison
     means: dict[str, Summary]
     """Ours: of the baseline, of ReinMax as released and of ReinMax like all others."""
+    agreement: Agreement | None
+    """None where the published number is in doubt."""
+
+    @property
+    def place(self) -> str:
+        """The row of the table."""
+        return describe(self.setting, WORDS)
+
+    def known(self, *keys: str) -> bool:
+        """Whether runs of all these lines are finished, and of the baseline."""
+        return all(self.means[key].count for key in (self.baseline, *keys))
 
 
 def margins(results: Results, metric: str = "train") -> Iterator[Margin]:
     """For every row of the table and every baseline in it, as far as runs are finished."""
     for setting in results.settings(_PANELS):
         part = results.part(**setting)
-        cells = table(str(setting["data"]), int(setting["evaluations"])).cells
+        published = table(str(setting["data"]), int(setting["evaluations"]))
+        cells = published.cells
         released, alike = (
             final(part.where(estimator=key), metric) for key in (RELEASED, "reinmax")
         )
         for key in (key for key in cells if key != RELEASED):
-            theirs = final(part.where(estimator=key), metric)
+            theirs, cell = final(part.where(estimator=key), metric), cells[key]
+            readings = (cell, replace(cell, meaning="error"))
+            agreement = Agreement(*(compare(theirs, x.summary) for x in readings))
             yield Margin(
                 setting,
                 key,
-                compare(cells[RELEASED].summary, cells[key].summary),
+                compare(cells[RELEASED].summary, cell.summary),
                 compare(released, theirs),
                 compare(released, alike),
                 compare(alike, theirs),
                 {key: theirs, RELEASED: released, "reinmax": alike},
+                None if key in published.doubts else agreement,
             )
 
 
-def _text(comparison: Comparison) -> str:
-    text = decimal(comparison.difference, _PLACES, "+")
-    half = comparison.half
-    return text if half != half else f"{text} ± {decimal(half, _PLACES)}"
-
-
-def _known(margin: Margin, *keys: str) -> bool:
-    return all(margin.means[key].count for key in (margin.baseline, *keys))
+def in_words(comparison: Comparison) -> str:
+    """A difference with half its 95 % interval."""
+    return with_half(comparison.difference, comparison.half, _PLACES, "+")
 
 
 def _outperforms(key: str) -> Any:
@@ -79,8 +98,8 @@ def _outperforms(key: str) -> Any:
         for margin in margins(results):
             if margin.baseline != "rodeo":
                 continue
-            place = describe(margin.setting, WORDS)
-            if not _known(margin, key):
+            place = margin.place
+            if not margin.known(key):
                 votes.append(Vote(0))
                 texts.append(f"{place}: runs are missing")
                 continue
@@ -95,22 +114,20 @@ def _outperforms(key: str) -> Any:
 def _protocol(results: Results) -> Judgement:
     """Whether under one protocol ReinMax keeps no lead over RODEO, and the protocol is worth one.
 
-    The evidence splits the margin over every baseline.
+    The report's table of margins splits that over every baseline.
     """
     votes, texts = [], []
-    for margin in margins(results):
-        place = f"{describe(margin.setting, WORDS)}, {line(margin.baseline).label}"
-        if not _known(margin, RELEASED, "reinmax"):
-            votes += [Vote(0)] if margin.baseline == "rodeo" else []
-            texts.append(f"{place}: runs are missing")
+    for margin in (margin for margin in margins(results) if margin.baseline == "rodeo"):
+        if not margin.known(RELEASED, "reinmax"):
+            votes.append(Vote(0))
+            texts.append(f"{margin.place}: runs are missing")
             continue
-        if margin.baseline == "rodeo":
-            released, alike = margin.means[RELEASED], margin.means["reinmax"]
-            votes += [lower(released, alike), lower(margin.means["rodeo"], alike)]
+        released, alike = margin.means[RELEASED], margin.means["reinmax"]
+        votes += [lower(released, alike), lower(margin.means["rodeo"], alike)]
         texts.append(
-            f"{place}: published margin {_text(margin.published)}, ours {_text(margin.whole)}, of "
-            f"which the protocol {_text(margin.protocol)} and the estimator "
-            f"{_text(margin.estimator)}"
+            f"{margin.place}: ReinMax as released less RODEO {in_words(margin.whole)}, of which "
+            f"the protocol {in_words(margin.protocol)} and the estimator "
+            f"{in_words(margin.estimator)}"
         )
     return Judgement(votes or [Vote(0)], "; ".join(texts) or "No row of the table")
 
@@ -119,25 +136,21 @@ def _reproduced(results: Results) -> Judgement:
     """Whether the baselines end within the joint interval of the published numbers."""
     votes, texts = [], []
     for margin in margins(results):
-        published = table(str(margin.setting["data"]), int(margin.setting["evaluations"]))
-        ours = margin.means[margin.baseline]
-        place = f"{describe(margin.setting, WORDS)}, {line(margin.baseline).label}"
-        if published.doubts:
-            texts.append(f"{place}: not comparable, {published.doubts[margin.baseline]}")
+        place = f"{margin.place}, {line(margin.baseline).label}"
+        if margin.agreement is None:
+            texts.append(f"{place}: not comparable")
             continue
-        if ours.count < 2:
+        if margin.means[margin.baseline].count < 2:
             votes.append(Vote(0))
             texts.append(f"{place}: fewer than two finished runs")
             continue
-        cell = published.cells[margin.baseline]
-        versus = compare(ours, cell.summary)
-        votes.append(Vote(-1 if versus.sign else 1, versus.p if versus.sign else 0.0))
-        text = f"{place}: ours less the published {_text(versus)}"
+        narrow, wide = margin.agreement
+        votes.append(Vote(-1 if narrow.sign else 1, narrow.p if narrow.sign else 0.0))
+        word = "apart" if narrow.sign else "agrees"
         # the paper does not say what stands behind its ±
-        wider = compare(ours, replace(cell, meaning="error").summary)
-        if versus.sign and not wider.sign:
-            text += f" (± {decimal(wider.half, _PLACES)} if the published ± is a standard error)"
-        texts.append(text)
+        if narrow.sign and not wide.sign:
+            word += ", but agrees if the published ± is a standard error"
+        texts.append(f"{place}: {word}")
     return Judgement(votes or [Vote(0)], "; ".join(texts) or "No row of the table")
 
 

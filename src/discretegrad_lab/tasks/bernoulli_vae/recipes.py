@@ -14,6 +14,7 @@ from ..chosen import Choice
 from ..halving import SEARCH_SEEDS, Halving, Rung
 from .claims import CLAIMS
 from .config import DATA, WORDS, BernoulliVae
+from .exhibits import exhibits
 from .gradients import METRICS
 from .gradients import NAMES as GRADIENTS
 from .model import BernoulliVaeModel, memory
@@ -163,6 +164,7 @@ def _row(data: str, evaluations: int) -> Recipe:
         overview=True,
         over="gpu_seconds",
         against=("reinmax", "rodeo"),
+        exhibits=exhibits,
     )
 
 

@@ -36,6 +36,8 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" role="img" aria-label="{escape(label)}" '
+            # the ground of the page around it; as a picture of its own its letters are black
+            'style="background:var(--page,#fff)" '
             'font-family="sans-serif" font-size="10" fill="currentColor">',
             *parts,
             "</svg>\n",
