@@ -366,12 +366,14 @@ def timed(runs: Sequence[Any], loop: PlainSearch, setup: Setup, all_plain: list[
     """Time the lab between two rounds of the plain loop, whose times are added to a list."""
     setup.check_time()
     steps = plan_of(setup).plain_steps
-    plain = plain_seconds(loop, steps, setup)
+    before = plain_seconds(loop, steps, setup)
+    all_plain += before
     times = lab_seconds(runs, setup)
-    plain += plain_seconds(loop, steps, setup)
-    all_plain += plain
+    after = plain_seconds(loop, steps, setup)
+    all_plain += after
     # by its median: nothing of the two happens at the same time
-    ratios = [statistics.median(plain) / seconds for seconds in times]
+    plain = statistics.median(before + after)
+    ratios = [plain / seconds for seconds in times]
     return {
         "rounds": len(times),
         "steps_per_epoch": runs[0].steps_per_epoch,

@@ -80,6 +80,14 @@ def test_a_speedup_is_never_reported_on_a_red_gate(monkeypatch):
     assert loop["status"] == "not measured"
 
 
+def test_the_plain_loop_is_measured_where_processes_never_met(monkeypatch):
+    monkeypatch.setattr(search.Clock, "together", lambda clock: [])
+    monkeypatch.setattr(search, "execute", lambda *args, **options: None)
+    *rows, loop = search.step_rows(CPU)
+    assert {row["status"] for row in rows} == {search.NEVER}
+    assert loop["status"] == "ok"
+
+
 def test_the_target():
     (target,) = search.TARGETS
     check_verdicts(target)
