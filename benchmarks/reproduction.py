@@ -16,6 +16,7 @@ from typing import Any
 
 import claims
 import kernels
+import pooled
 import several
 from measure import ROOT
 from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
@@ -58,7 +59,7 @@ CHOSEN = {
     by: tuple(name.replace("vae-", f"vae-chosen-by-{by}-") for name in COLUMNS)
     for by in ("train", "test")
 }
-TEMPERATURES = "vae-temperatures"
+TEMPERATURES, PRECISION = "vae-temperatures", "vae-8x16-precision"
 PARSING, SEARCHED = "listops", "nas-cifar10"
 BITS = tuple(
     f"bernoulli-vae-{x}-k{k}" for k in (2, 3) for x in ("mnist", "fashion-mnist", "omniglot")
@@ -69,7 +70,7 @@ DRAWINGS = {PARSING: ("trees-reinmax.svg",), SEARCHED: ("cells.svg", "probabilit
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 NAMED = (*BEGINNINGS, *LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES)
 NAMED += (*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
-NAMED += BIT_GRADIENTS
+NAMED += (*BIT_GRADIENTS, PRECISION)
 # the recipes of the page; those in NAMED are left out until they have been trained
 ALL = (*OTHER_SIZES, COLLAPSE, *STORED, *NAMED)
 # headings of the page, and whose runs speak there for the claims of the paper
@@ -111,6 +112,10 @@ def blocks() -> dict[str, str]:
         "runs": "\n\n".join(filter(None, (runs_table(), trained_twice()))),
         "rule": wrapped(RULE),
         "main table": f"{main_table('train', 2)}\n\n{main_table('test', 9)}",
+        "all sizes": pooled.table(
+            [(reading(read(x)), read(x)) for x in COLUMNS], ("train", "test")
+        ),
+        "precision": if_stored(PRECISION),
         "collapse": collapse_table(),
         "beginnings": f"{weights_table()}\n\n{if_stored(FIRST_TEMPERATURES)}",
         "vae": tables_and_claims(VAE),

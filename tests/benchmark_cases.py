@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against kernels listops measure pages plain reproduction run samplers search several "
+    "against kernels listops measure pages plain pooled reproduction run samplers search several "
     "stacks steps subsets table"
 )
 (
@@ -24,6 +24,7 @@ SCRIPTS = (
     measure,
     pages,
     plain,
+    pooled,
     reproduction,
     run,
     samplers,

@@ -9,12 +9,13 @@ from statistics import fmean, median, stdev, variance
 import pytest
 
 import discretegrad
-from benchmark_cases import kernels, measure, pages, reproduction, several, table
+from benchmark_cases import kernels, measure, pages, pooled, reproduction, several, table
 from discretegrad_lab import LINES, recipe, recipes
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.tasks.base import read_rows
 from discretegrad_lab.tasks.evidence import Measured, Results, Row
 from discretegrad_lab.tasks.polynomial import temperature
+from discretegrad_lab.tasks.statistics import Comparison
 from lab_cases import searched, use_table
 
 
@@ -601,6 +602,28 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert cells[0] == f"{mean + 0.09:.2f} ± 0.04 ({published:.2f})"
         assert cells[1:6] == [reproduction.DASH] * 5
         assert "vae-chosen-by-test-8x4" in reproduction.runs_table()
+
+
+def test_sizes_together_weigh_each_by_how_sure_it_is():
+    both = pooled.pooled([Comparison(1.0, 0.5, 0.0), Comparison(4.0, 1.0, 0.0)])
+    assert both.difference == pytest.approx((4 * 1.0 + 1 * 4.0) / 5)
+    assert both.half == pytest.approx(1 / 5**0.5)
+    # an interval that just holds 0
+    assert pooled.pooled([Comparison(-0.7, 0.7, 0.0)]).p == pytest.approx(0.05)
+
+
+def test_sizes_together_leave_out_numbers_in_doubt(monkeypatch):
+    read = [(reproduction.reading(x), x) for x in map(reproduction.read, reproduction.COLUMNS)]
+    rows = lines_of(pooled.table(read, ("train", "test")))
+    # ST has one at 10x30, STGS one at 8x16, both by test
+    sizes = {
+        name: (int(cells[0]), int(cells[3])) for name, cells in rows.items() if cells[0].isdigit()
+    }
+    assert sizes == {
+        **dict.fromkeys(("GR-MCK", "GST-1.0", "ReinMax"), (6, 6)),
+        **dict.fromkeys(("STGS", "ST"), (6, 5)),
+        "all together": (30, 28),
+    }
 
 
 def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):

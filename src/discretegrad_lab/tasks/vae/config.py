@@ -22,6 +22,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "latents": lambda n: f"{n} latents",
     # rows of runs with one sample do not have the field
     "samples": lambda n: f"{n} samples" if n else "",
+    "tf32": lambda yes: "products in TF32" if yes else "products in float32",
     "weights_seed": lambda n: f"weights of seed {n}",
 }
 """How fields read."""

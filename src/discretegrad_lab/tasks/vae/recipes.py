@@ -190,4 +190,25 @@ _TEMPERATURES = Recipe(
     note="The paper does not state its optimisers and learning rates: here they are those of "
     "Table 8.",
 )
-RECIPES = (*map(_column, COLUMNS), _COLLAPSE, *_BEGINNINGS, _TEMPERATURES)
+
+
+def _precisions(estimator: Any, seed: int) -> Iterator[Run]:
+    for tf32 in (True, False):
+        yield tuned("8x16", estimator, seed, tf32=tf32)
+
+
+_PRECISION = Recipe(
+    "vae-8x16-precision",
+    "Whether TF32 changes where training ends, 8 categories x 16 latents",
+    TASK,
+    _precisions,
+    # none of them trained for the main table
+    seeds=tuple(range(10, 30)),
+    # the line that ends above the paper there, and one that does not
+    estimators=("st", "reinmax"),
+    choices=(*PAPER, *BEYOND),
+    metrics=("train", "test"),
+    rows=("tf32",),
+    data=("mnist",),
+)
+RECIPES = (*map(_column, COLUMNS), _COLLAPSE, *_BEGINNINGS, _TEMPERATURES, _PRECISION)
