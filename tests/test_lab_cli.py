@@ -769,6 +769,19 @@ def test_data_are_fetched(here, monkeypatch):
 # doctor
 
 
+def test_data_that_no_run_reads_are_not_asked_for(here):
+    few = ("run", "listops", "--dry-run", "--seeds", "1", "--estimators", "st")
+    generated = ("--set", "data=generated", "--set", "examples=200")
+    for options, missing in (((), True), (generated, False)):
+        result = call(*few, *options)
+        assert result.exit_code == 0
+        assert ("discretegrad data fetch listops" in result.stdout) == missing
+    bits = ("run", "bernoulli-vae-k2", "--dry-run", "--seeds", "1", "--estimators", "st")
+    shown = call(*bits, "--set", "data=omniglot").stdout
+    assert "omniglot28.npz" in shown
+    assert "data fetch mnist" in call(*bits).stdout
+
+
 def test_doctor_says_what_there_is_and_what_to_do(monkeypatch, here):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "ray", None)

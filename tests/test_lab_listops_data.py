@@ -354,6 +354,20 @@ def test_files_that_are_empty_or_missing_are_named(tmp_path):
         data.load_files(tmp_path)
 
 
+def test_long_expressions_are_left_out_if_one_says_so(tmp_path):
+    inner = f"[SM {'[SM 1 1 1 1 1] ' * 5}]"
+    long = f"5\t[SM {f'{inner} ' * 5}]\n"
+    for name in ("train.tsv", "valid.tsv", "test.tsv"):
+        (tmp_path / name).write_text(long + GOOD)
+    listops = data.load_files(tmp_path, leave_out_long=True)
+    for part in listops[:3]:
+        assert part.labels.tolist() == [3, 0, 7]
+    assert listops.long_test.lengths.tolist() == [218, 5, 5, 1]
+    (tmp_path / "valid.tsv").write_text(long)
+    with pytest.raises(DataError, match=r"fewer than 100 tokens in .*valid\.tsv, got only longer"):
+        data.load_files(tmp_path, leave_out_long=True)
+
+
 # batches
 
 

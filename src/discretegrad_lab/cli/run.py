@@ -244,10 +244,15 @@ class Wanted:
         return ", ".join(recipe.name for recipe, _ in self.parts)
 
     def check_data(self) -> None:
-        """Raise ``DataError`` if data of the recipes are missing or damaged."""
+        """Raise ``DataError`` if data that the runs need are missing or damaged."""
         from ..tasks.data import require
 
-        names = dict.fromkeys(name for recipe, _ in self.parts for name in recipe.data)
+        names = dict.fromkeys(
+            name
+            for recipe, runs in self.parts
+            for name in recipe.data
+            if any(run.needs(name) for run in runs)
+        )
         require(list(names), self.options["data"])
 
 

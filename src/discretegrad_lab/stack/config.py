@@ -129,6 +129,13 @@ class Run:
         canonical = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
+    def needs(self, data_set: str) -> bool:
+        """Whether it reads a data set of its recipe: not if it has a choice of data, of which this
+        is one, and another was chosen."""
+        return (
+            data_set not in _choices(type(self)).get("data", ()) or data_set == vars(self)["data"]
+        )
+
     @property
     def stack_key(self) -> tuple[Any, ...]:
         """Equal for runs that can be members of one stack."""

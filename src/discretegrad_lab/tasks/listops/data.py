@@ -98,18 +98,23 @@ def load_listops(data: Path | None = None) -> ListOps:
     return _parse_real(*(read_file("listops", name, data) for name in (TRAIN, VALID, TEST)))
 
 
-def load_files(folder: Path, grammar: Grammar | None = None) -> ListOps:
-    """Files of your own, train.tsv, valid.tsv and test.tsv in a folder; nothing is left out.
+def load_files(
+    folder: Path, grammar: Grammar | None = None, *, leave_out_long: bool = False
+) -> ListOps:
+    """Files of your own, train.tsv, valid.tsv and test.tsv in a folder.
 
     Args:
         folder: Where they are.
         grammar: The limits that expressions must keep; by default those of the published data, and
             fewer tokens than ``LIMIT``.
+        leave_out_long: Whether expressions of ``LIMIT`` tokens or more are allowed and left out, as
+            the released programs do with the published files; ``long_test`` has them. Otherwise
+            nothing is left out.
 
     Raises:
         DataError: If a file cannot be read, is empty, or has a line that is wrong.
     """
-    limits = Grammar(longest=LIMIT - 1) if grammar is None else grammar
+    limits = grammar or (PUBLISHED if leave_out_long else Grammar(longest=LIMIT - 1))
     parts = []
     for name in ("train.tsv", "valid.tsv", "test.tsv"):
         path = Path(folder) / name
@@ -120,8 +125,16 @@ def load_files(folder: Path, grammar: Grammar | None = None) -> ListOps:
                 f"expected {path} with lines of a digit, a tab and an expression, got: "
                 f"{error.strerror or error}; put it there or name another folder"
             ) from error
-        parts.append(_encode(read_lines(content, str(path), limits)))
-    train, valid, test = parts
+        examples = read_lines(content, str(path), limits)
+        if leave_out_long and not any(x.short for x in examples):
+            raise DataError(
+                f"expected an expression of fewer than {LIMIT} tokens in {path}, got only longer "
+                "ones, which are left out; add shorter ones"
+            )
+        parts.append(examples)
+    if leave_out_long:
+        return _parts(*parts)
+    train, valid, test = map(_encode, parts)
     return ListOps(train, valid, test, test)
 
 
