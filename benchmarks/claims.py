@@ -22,9 +22,10 @@ class Claim(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The outcome of all recipes; undecided if they differ."""
+        """It holds if it holds in all recipes, and does not if it does not in one."""
         outcomes = set(self.words.values())
-        return outcomes.pop() if len(outcomes) == 1 else "undecided"
+        holds, fails, undecided = WORDS
+        return holds if outcomes == {holds} else fails if fails in outcomes else undecided
 
     @property
     def quotation(self) -> str:
@@ -50,11 +51,12 @@ def collect(verdicts: Mapping[str, Mapping[str, Sequence[Verdict]]]) -> list[Cla
 
 
 def counts(claims: Sequence[Claim]) -> str:
-    """How many of them come out which way."""
+    """How many of them come out which way; some sentences are judged in more than one way."""
     held, failed, undecided = (sum(claim.word == word for claim in claims) for word in WORDS)
+    sentences = len({claim.text for claim in claims})
     return (
-        f"Of {len(claims)} claims of the paper {held} hold, {failed} do not and {undecided} are "
-        "undecided"
+        f"{sentences} sentences of the paper are judged in {len(claims)} ways: {held} hold, "
+        f"{failed} do not and {undecided} are undecided"
     )
 
 

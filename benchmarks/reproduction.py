@@ -183,12 +183,15 @@ def in_short() -> str:
     rows = {row.identity: row for name in names for row in read(name).rows}
     hours = training_seconds(Results("", tuple(rows.values()))) / 3600
     devices = sorted({row.device for row in rows.values() if row.device})
-    judged = [
-        entry.verdict
-        for name in names
-        for entry in entries(reading(read(name)), read(name))
-        if entry.verdict in ("within", "above", "below")
-    ]
+    judged: dict[tuple[Any, ...], list[str]] = {}
+    for name in names:
+        for entry in entries(reading(read(name)), read(name)):
+            if entry.verdict in ("within", "above", "below"):
+                table = reading(read(name)).published[entry.metric.name]
+                # of ListOps two checkpoints are compared with one number
+                number = table.number, table.column, entry.estimator, entry.cell
+                judged.setdefault(number, []).append(entry.verdict)
+    verdicts = [verdict for own in judged.values() for verdict in own]
     untrained = [tasks.recipe(name).reproduces for name in NAMED if not read(name).rows]
     numbers = {int(x) for text in untrained for x in re.findall(r"^Table (\d+)", text)}
     tables = ", ".join(map(str, sorted(numbers)))
@@ -199,9 +202,10 @@ def in_short() -> str:
         [
             wrapped(
                 f"{finished():,} finished runs of {len(names)} recipes, {hours:.1f} hours of "
-                f"training on one {' or '.join(devices)}.{missing} Of {len(judged)} comparisons "
-                f"with a published mean {judged.count('within')} are within the joint 95 % "
-                f"interval; 1 in 20 is outside by chance. {claims.counts(found)}."
+                f"training on one {' or '.join(devices)}.{missing} Of {len(verdicts)} comparisons "
+                f"with {len(judged)} published means {verdicts.count('within')} are within the "
+                "joint 95 % interval; 1 in 20 is outside by chance. "
+                f"{claims.counts(found)}."
             ),
             claims.lists(found),
         ]
@@ -287,13 +291,18 @@ def main_table(metric: str, number: int, columns: Sequence[str] = COLUMNS, chose
         chosen: What is said of the settings.
     """
     labels: dict[str, list[str]] = {}
+    in_doubt: set[str] = set()
     by_seed: dict[str, dict[int, list[float]]] = {}
     for place, name in enumerate(columns):
         for entry in entries(reading(read(name)), read(name)):
             if entry.metric.name == metric:
                 # so that all lines are as long, whatever was trained
                 cells = labels.setdefault(entry.estimator, [DASH] * len(columns))
-                cells[place] = mean_cell(entry, f"{entry.cell.value:.2f}" if entry.cell else "")
+                doubts = reading(read(name)).published[metric].doubts
+                mark = "?" * (entry.estimator in doubts)
+                in_doubt |= {entry.estimator} if mark else set()
+                published = f"{entry.cell.value:.2f}{mark}" if entry.cell else ""
+                cells[place] = mean_cell(entry, published)
         for row in read(name).rows:
             seeds = by_seed.setdefault(row.config["estimator"], {})
             if metric in row.metrics:
@@ -303,7 +312,8 @@ def main_table(metric: str, number: int, columns: Sequence[str] = COLUMNS, chose
         whole = [values for values in seeds.values() if len(values) == len(columns)]
         mean = summarise([fmean(values) for values in whole])
         cell = published_cells().get((number, estimator, "average"))
-        labels[estimator].append(_beside(mean, cell.value if cell else None))
+        mark = "?" * (estimator in in_doubt)
+        labels[estimator].append(_beside(mean, f"{cell.value:.2f}{mark}" if cell else ""))
     head = ", ".join(filter(None, (f"Table {number}: {metric} \N{MINUS SIGN}ELBO", chosen)))
     heads = [head, *(x.rpartition("-")[2] for x in columns), "mean"]
     return markdown(heads, [[find_line(key).label, *cells] for key, cells in labels.items()])
@@ -458,9 +468,9 @@ def rate_interval(count: int, total: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _beside(ours: Summary, published: float | None) -> str:
+def _beside(ours: Summary, published: str) -> str:
     text = with_half(ours.mean, ours.half, 2)
-    return text if published is None else f"{text} ({published:.2f})"
+    return f"{text} ({published})" if published else text
 
 
 def tables_and_claims(recipe: str, *, folded: bool = False) -> str:

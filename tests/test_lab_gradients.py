@@ -352,6 +352,15 @@ def test_the_claim_about_accurate_gradients():
     words = [x for x, _ in verdicts("vae-8x4-gradients", only_on_its_own_path)]
     assert words == ["holds", "does not hold"]
 
+    def mostly_decided_by_the_seed(one, metric):
+        if metric != "gradient_cosine":
+            return as_claimed(one, metric)
+        return 0.1 * one.seed + 0.02 * (one.estimator == "reinmax")
+
+    # along the same trainings each seed is compared with itself
+    words = [x for x, _ in verdicts("vae-8x4-gradients", mostly_decided_by_the_seed)]
+    assert words == ["undecided", "holds"]
+
 
 def test_the_claims_about_the_baseline():
     def loss(one, metric):

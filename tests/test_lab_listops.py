@@ -677,6 +677,14 @@ def results(means, spread=0.3, runs=5):
 BASELINES = {"stgs": 66.0, "gr-mck": 66.1, "gst-1.0": 66.2, "st": 65.9}
 
 
+@pytest.mark.parametrize(("gst_p", "holds"), [(60.0, True), (66.2, None), (70.0, False)])
+def test_the_claim_about_gst_p(gst_p, holds):
+    from discretegrad_lab.report.verdicts import judge
+
+    found = judge(recipes.TASK.claims["gst-p"], results({**BASELINES, "gst-p": gst_p}))
+    assert found.holds is holds
+
+
 @pytest.mark.parametrize(
     ("means", "best", "alike"),
     [
@@ -695,4 +703,5 @@ def test_claims(means, best, alike):
     verdicts = {name: judge(claims[name], results(means)) for name in claims}
     assert verdicts["best-test"].holds is verdicts["best-valid"].holds is best
     assert verdicts["alike"].holds is alike
+    assert verdicts["gst-p"].holds is None
     assert "nan" not in verdicts["best-test"].evidence

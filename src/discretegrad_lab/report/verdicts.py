@@ -5,13 +5,16 @@ from ..tasks.evidence import ALPHA, Judgement, Results
 from .document import Verdict
 
 RULE = (
-    "A claim is split into comparisons, each of two means. The p of a comparison is the chance of "
-    "such a difference if the means were equal (Welch's t-test). The claim holds if every "
-    f"comparison comes out as claimed with p < {ALPHA:g}. It does not hold if one comes out the "
-    f"other way with a p below {ALPHA:g} divided by the number of comparisons: with 12 of them "
-    f"below {ALPHA / 12:.4f}, so that it is no accident of having looked 12 times. Otherwise it is "
-    "undecided. A claim that something happens in at least one case holds if it does so in one "
-    "with such a small p. Where a comparison has no spread, the numbers alone decide."
+    "A claim is split into comparisons, most of them of two means. The p of a comparison is the "
+    "chance of such a difference if the means were equal (Welch's t-test, or Student's of the "
+    "differences seed by seed where both were measured along the same trainings). The claim holds "
+    f"if every comparison comes out as claimed with p < {ALPHA:g}. It does not hold if one comes "
+    f"out the other way with a p below {ALPHA:g} divided by the number of comparisons: with 12 of "
+    f"them below {ALPHA / 12:.4f}, so that it is no accident of having looked 12 times. Otherwise "
+    "it is undecided. A claim that something happens in at least one case holds if it does so in "
+    "one with such a small p. Where means have no spread, where a mean is compared with a bound, "
+    "such as 1 % above the optimum, and where the best of a few is asked for, the numbers alone "
+    "decide."
 )
 
 

@@ -132,9 +132,8 @@ class Run:
     def needs(self, data_set: str) -> bool:
         """Whether it reads a data set of its recipe: not if it has a choice of data, of which this
         is one, and another was chosen."""
-        return (
-            data_set not in _choices(type(self)).get("data", ()) or data_set == vars(self)["data"]
-        )
+        config: Any = type(self)
+        return data_set not in _choices(config).get("data", ()) or vars(self)["data"] == data_set
 
     @property
     def stack_key(self) -> tuple[Any, ...]:

@@ -154,6 +154,13 @@ def lower(first: Summary, second: Summary) -> Vote:
     return Vote((difference < 0) - (difference > 0), 0.0 if math.isnan(p) else p)
 
 
+def lower_in_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Vote:
+    """Whether the first has the lower mean, where both have numbers of the same seeds and what a
+    seed decides is much of their spread: by the mean of the differences of each seed."""
+    differences = [first[seed] - second[seed] for seed in first if seed in second]
+    return lower(summarise(differences), Summary(len(differences), 0.0, 0.0))
+
+
 def best(
     results: Results,
     metric: str,

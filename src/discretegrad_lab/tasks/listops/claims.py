@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...stack.lines import line
 from ..base import Claim, read_claims
-from ..evidence import ALPHA, Judgement, Results, Vote, best, final, plain
+from ..evidence import ALPHA, Judgement, Results, Vote, best, final, lower, plain
 from ..statistics import compare
 from .published import table
 
@@ -44,9 +44,22 @@ def _alike(results: Results) -> Judgement:
     )
 
 
+def _inferior(results: Results) -> Judgement:
+    """Whether GST-p ends below GST-1.0, on the test set."""
+    means = {
+        key: final(results.where(estimator=key), "test_accuracy") for key in ("gst-1.0", "gst-p")
+    }
+    if missing := [line(key).label for key, mean in means.items() if mean.count < 2]:
+        return Judgement([Vote(0)], f"fewer than two finished runs of {', '.join(missing)}")
+    text = " against ".join(f"{line(key).label} {mean.mean:.2f}" for key, mean in means.items())
+    versus = compare(means["gst-1.0"], means["gst-p"])
+    return Judgement([lower(means["gst-p"], means["gst-1.0"])], f"{text} (p {versus.chance})")
+
+
 _JUDGES = {
     "best-test": _best("test_accuracy"),
     "best-valid": _best("valid_accuracy"),
+    "gst-p": _inferior,
     "alike": _alike,
 }
 CLAIMS: dict[str, Claim] = read_claims(Path(__file__).with_name("claims.csv"), _JUDGES)

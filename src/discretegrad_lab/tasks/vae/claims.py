@@ -6,6 +6,7 @@ from pathlib import Path
 from ...stack.lines import line
 from ..base import Claim, read_claims
 from ..evidence import Judgement, Results, Vote, best, final, lower
+from ..statistics import compare
 from .config import OWN
 from .gradient_claims import accurate, baseline
 from .published import cells
@@ -18,8 +19,7 @@ def _best(metric: str, table: int, *columns: str) -> Callable[[Results], Judgeme
     """
 
     def judge(results: Results) -> Judgement:
-        config = results.rows[0].config
-        column = f"{config['categories']}x{config['latents']}"
+        column = _column(results)
         published = {
             key[1]: cell.summary
             for key, cell in cells().items()
@@ -31,6 +31,22 @@ def _best(metric: str, table: int, *columns: str) -> Callable[[Results], Judgeme
         return Judgement(votes, f"{column} only: {text}")
 
     return judge
+
+
+def _inferior(results: Results) -> Judgement:
+    """Whether GST-p ends above GST-1.0."""
+    losses = [final(results.where(estimator=key), "train") for key in ("gst-1.0", "gst-p")]
+    text = " against ".join(
+        f"{line(key).label} {loss.mean:.2f}" if loss.count else f"{line(key).label} without a run"
+        for key, loss in zip(("gst-1.0", "gst-p"), losses, strict=True)
+    )
+    p = compare(*losses).chance or "unknown"
+    return Judgement([lower(*losses)], f"{_column(results)} only: {text} (p {p})")
+
+
+def _column(results: Results) -> str:
+    config = results.rows[0].config
+    return f"{config['categories']}x{config['latents']}"
 
 
 def _prefers(keys: Sequence[str], side: Callable[[float], bool]) -> Callable[[Results], Judgement]:
@@ -63,6 +79,7 @@ CLAIMS: dict[str, Claim] = read_claims(
     {
         "best-train": _best("train", 2),
         "best-test": _best("test", 9),
+        "gst-p": _inferior,
         "best-large": _best("train", 5, "32x64", "64x32"),
         "small-tau": _prefers(("stgs", "gst-1.0", "gr-mck"), lambda tau: tau <= 1),
         "large-tau": _prefers(("st", "reinmax"), lambda tau: tau >= 1),

@@ -5,7 +5,17 @@ from statistics import fmean
 from typing import Any
 
 from ...stack.lines import line
-from ..evidence import Judgement, Results, Row, Vote, describe, every_epoch, final, lower
+from ..evidence import (
+    Judgement,
+    Results,
+    Row,
+    Vote,
+    describe,
+    every_epoch,
+    final,
+    lower,
+    lower_in_pairs,
+)
 from ..statistics import Summary, summarise
 from .config import OWN, WORDS
 
@@ -15,7 +25,8 @@ _RIVALS = ("st", "stgs", "gr-mck", "gst-1.0")
 def accurate(along: str) -> Callable[[Results], Judgement]:
     """Whether ReinMax has the highest cosine after every epoch that has one, and learns fastest.
 
-    Along the training with one estimator all have the same weights, and no speed of their own.
+    Along the training with one estimator all have the same weights, so that they are compared seed
+    by seed, and no speed of their own.
     """
 
     def judge(results: Results) -> Judgement:
@@ -31,15 +42,18 @@ def accurate(along: str) -> Callable[[Results], Judgement]:
         votes, texts = [], []
         for key, theirs in cosines.items():
             # higher is better
-            every = [lower(theirs.get(epoch, Summary(0)), ours[epoch]) for epoch in ours]
+            pairs = [(theirs.get(epoch, {}), ours[epoch]) for epoch in ours]
+            every = [_lower(*pair) if along == OWN else lower_in_pairs(*pair) for pair in pairs]
             votes += every
             ahead = sum(vote.sign > 0 for vote in every)
             texts.append(f"{line(key).label} in {ahead}")
         last = max(ours)
         head = (
             f"Of {len(ours)} epochs the cosine of ReinMax is higher than that of "
-            f"{', '.join(texts)}; after the last one ReinMax {ours[last].mean:.3f}, "
-            + ", ".join(f"{line(key).label} {x[max(x)].mean:.3f}" for key, x in cosines.items())
+            f"{', '.join(texts)}; after the last one ReinMax {fmean(ours[last].values()):.3f}, "
+            + ", ".join(
+                f"{line(key).label} {fmean(x[max(x)].values()):.3f}" for key, x in cosines.items()
+            )
         )
         if along != OWN:
             return Judgement(votes, head)
@@ -51,10 +65,15 @@ def accurate(along: str) -> Callable[[Results], Judgement]:
     return judge
 
 
-def _by_epoch(results: Results, rows: list[Row]) -> dict[int, Summary]:
-    curves = [dict(results.curve(row, "gradient_cosine")) for row in rows]
-    epochs = sorted({epoch for curve in curves for epoch in curve})
-    return {n: summarise([curve[n] for curve in curves if n in curve]) for n in epochs}
+def _by_epoch(results: Results, rows: list[Row]) -> dict[int, dict[int, float]]:
+    """Of each epoch the cosines, by seed."""
+    curves = {row.config["seed"]: dict(results.curve(row, "gradient_cosine")) for row in rows}
+    epochs = sorted({epoch for curve in curves.values() for epoch in curve})
+    return {n: {seed: x[n] for seed, x in curves.items() if n in x} for n in epochs}
+
+
+def _lower(first: Mapping[int, float], second: Mapping[int, float]) -> Vote:
+    return lower(summarise(list(first.values())), summarise(list(second.values())))
 
 
 def _average(results: Results, rows: list[Row]) -> Summary:
