@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import nas_cases
+import nas_plain
 from discretegrad import reinmax, straight_through
 from discretegrad.kernels import dispatch
 from discretegrad_lab import StackOptions, Store, execute, write_report
@@ -352,13 +353,23 @@ def test_crops_are_those_of_flipped_images_in_a_black_frame():
 
 
 def test_the_supernet_is_that_of_the_benchmark():
-    network = Supernet(16, 5)
-    assert network.size == 1_686_106
-    assert len([name for name in network.places if "nor_conv" in name]) == 15 * 6 * 2
+    network, plain = Supernet(16, 5), nas_plain.PlainSupernet(16, 5)
+    assert sum(x.numel() for x in plain.parameters()) == 1_692_698
+    # without the biases that norms cancel: of 12 convolutions in each of 15 cells
+    effective = plain.effective()
+    assert sum(x.numel() for x in effective) == 1_692_698 - 12 * 5 * (16 + 32 + 64) == 1_685_978
     weights = network.start(torch.Generator().manual_seed(0))
     flat = network.weights(weights.unsqueeze(0), (3,) * 6, every=True)
+    assert [x.shape for x in flat.values()] == [x.shape for x in effective]
+    assert network.size == 1_685_978
+    for (name, x), y in zip(flat.items(), effective, strict=True):
+        # scales and shifts start as those of torch, and kernels within the same bounds
+        if y.unique().numel() == 1:
+            assert x.equal(y), name
+        elif y.numel() > 100:
+            assert x.abs().max().item() == pytest.approx(y.abs().max().item(), rel=0.1), name
+            assert x.mean().abs() < 0.2 * x.abs().max(), name
     assert flat["stem.scale"].eq(1).all()
-    assert flat["head.shift"].eq(0).all()
     kernel = flat["stage2.cell4.3<-2.nor_conv_3x3.kernel"]
     assert kernel.shape == (64, 64, 3, 3)
     assert kernel.abs().max().item() == pytest.approx(1 / 24, rel=1e-3)
@@ -379,49 +390,6 @@ def test_weights_lie_where_a_gpu_can_read_them(channels):
     assert flat[used == 0].eq(0).all()
 
 
-def plain_cell(x, w, name, z, form):
-    """A cell as one would write it: every operation on every edge, weighted by its sample."""
-    from torch.nn import functional as F
-
-    nodes = [x]
-    for node in (1, 2, 3):
-        total = torch.zeros_like(x)
-        for edge, (end, start) in enumerate(EDGES):
-            if end != node:
-                continue
-            y = nodes[start]
-            outputs = [torch.zeros_like(y), y]
-            for operation, padding in (("nor_conv_1x1", 0), ("nor_conv_3x3", 1)):
-                kernel = w[f"{name}.{end}<-{start}.{operation}.kernel"]
-                made = F.conv2d(F.relu(y), kernel, padding=padding)
-                outputs.append(F.batch_norm(made, None, None, training=True))
-            outputs.append(F.avg_pool2d(y, 3, 1, 1, count_include_pad=False))
-            k = z[edge].argmax()
-            for j, output in enumerate(outputs):
-                total = total + (z[edge, j] * output if form == "full" or j == k else z[edge, j])
-        nodes.append(total)
-    return nodes[-1]
-
-
-def plain_network(x, w, cells, z, form):
-    from torch.nn import functional as F
-
-    def norm(x, name):
-        return F.batch_norm(x, None, None, w[f"{name}.scale"], w[f"{name}.shift"], training=True)
-
-    x = norm(F.conv2d(x, w["stem.kernel"], padding=1), "stem")
-    for stage in range(3):
-        if stage:
-            name = f"reduction{stage}"
-            a = norm(F.conv2d(F.relu(x), w[f"{name}.first.kernel"], None, 2, 1), f"{name}.first")
-            b = norm(F.conv2d(F.relu(a), w[f"{name}.second.kernel"], None, 1, 1), f"{name}.second")
-            x = F.conv2d(F.avg_pool2d(x, 2), w[f"{name}.shortcut.kernel"]) + b
-        for cell in range(cells):
-            x = plain_cell(x, w, f"stage{stage}.cell{cell}", z, form)
-    x = F.relu(norm(x, "head")).mean((2, 3))
-    return F.linear(x, w["head.linear"], w["head.offset"])
-
-
 @pytest.mark.parametrize(
     "cell",
     [(3, 2, 1, 4, 3, 0), (0,) * 6, (1,) * 6, (0, 1, 3, 2, 4, 2), (3, 3, 3, 1, 0, 0), (3,) * 6],
@@ -438,7 +406,8 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
 
     z = one_hot.clone().requires_grad_()
     every = network.weights(flat, cell, every=True)
-    expected = cross_entropy(plain_network(x, every, 1, z, form), labels)
+    plain = nas_plain.PlainSupernet(2, 1).double().load(every.values())
+    expected = cross_entropy(plain(x, z, form), labels)
     (expected_z,) = torch.autograd.grad(expected, z)
 
     z = one_hot.clone().requires_grad_()
@@ -453,12 +422,11 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
     leaf = flat.clone().requires_grad_()
     loss = cross_entropy(network(x, network.weights(leaf, cell), cell), labels)
     (found,) = torch.autograd.grad(loss, leaf)
-    leaf = flat.clone().requires_grad_()
-    loss = cross_entropy(
-        plain_network(x, network.weights(leaf, cell, every=True), 1, one_hot, "full"), labels
-    )
-    (expected,) = torch.autograd.grad(loss, leaf)
-    torch.testing.assert_close(found, expected)
+    loss = cross_entropy(plain(x, one_hot, "full"), labels)
+    expected = torch.autograd.grad(loss, plain.effective())
+    parts = network.weights(found, cell, every=True).items()
+    for (name, x), y in zip(parts, expected, strict=True):
+        torch.testing.assert_close(x, y, msg=name)
 
 
 @pytest.mark.parametrize("form", ["gdas", "full"])
@@ -625,17 +593,19 @@ def in_double(runs, device="cpu", data=None):
     ids=["gdas", "full", "anneal"],
 )
 def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
-    """All operations, each weight a tensor of its own, and the numbers of the protocol: only the
-    draws are those of the lab."""
+    """The network of the protocol, optimisers of torch and the numbers of the protocol: only draws
+    and batches are those of the lab."""
     monkeypatch.setattr(optimisers, "_check", lambda *_: None)
     searched = Stack(in_double, [nas_cases.run(**changes)])
     run = searched.runs[0]
     metrics = [searched.advance() for _ in range(run.epochs)]
 
     model = in_double([run])
-    w = {name: x.clone().requires_grad_() for name, x in model._views.items()}
+    plain = nas_plain.PlainSupernet(run.channels, run.cells).double().load(model._views.values())
     alpha = model.alpha.detach().clone().requires_grad_()
-    weights = torch.optim.SGD(w.values(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    weights = torch.optim.SGD(
+        plain.parameters(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     architecture = torch.optim.Adam(
         [alpha], run.learning_rate, betas=(0.5, 0.999), weight_decay=run.decay
     )
@@ -654,7 +624,7 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
                 else:
                     z, form = model._sampler.at(alpha, index.unsqueeze(0))[0], run.gradient
                 x, labels = model._images[name].batch(model._batches[name][step])
-                loss = cross_entropy(plain_network(x, w, run.cells, z, form), labels)
+                loss = cross_entropy(plain(x, z, form), labels)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
@@ -664,8 +634,9 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
             sum(losses[1::2]) / 3, rel=1e-6
         )
     # rates are float32
-    for name, x in searched.model._views.items():
-        torch.testing.assert_close(x, w[name], rtol=1e-5, atol=1e-7, msg=name)
+    found = searched.model._views.items()
+    for (name, x), y in zip(found, plain.effective(), strict=True):
+        torch.testing.assert_close(x, y.detach(), rtol=1e-5, atol=1e-7, msg=name)
     torch.testing.assert_close(searched.model.alpha, alpha, rtol=1e-5, atol=1e-7)
     p = alpha[0].detach().softmax(-1)
     last = metrics[-1]
