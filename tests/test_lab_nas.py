@@ -939,6 +939,10 @@ def test_the_arms_are_balanced_and_follow_the_protocol():
         ("straight_through", 1.0, None, 0.09, "gdas"),
         ("reinmax", 1.0, None, 0.09, "full"),
     ]
+    # the command on the page trains whole seeds at a time
+    page = Path(__file__).parents[1] / "docs" / "architecture-search.md"
+    (processes,) = re.findall(r"run nas-cifar10 --processes (\d+)\n", page.read_text("utf-8"))
+    assert {*Counter(run.estimator for run in runs[: int(processes)]).values()} == {2}
     for run in runs:
         assert run.epochs * run.steps_per_epoch == 39_100
         assert (run.channels, run.cells, run.batch, run.learning_rate) == (16, 5, 64, 3e-4)
