@@ -35,7 +35,7 @@ from discretegrad_lab.report.verdicts import judge
 from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
-from discretegrad_lab.tasks.evidence import Results, Row
+from discretegrad_lab.tasks.evidence import DASH, Results, Row
 from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
@@ -50,7 +50,7 @@ from discretegrad_lab.tasks.nas.claims import CLAIMS, seeds_needed
 from discretegrad_lab.tasks.nas.exhibits import REFERENCES, references
 from discretegrad_lab.tasks.nas.model import SearchModel
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
-from discretegrad_lab.tasks.statistics import Summary
+from discretegrad_lab.tasks.statistics import Summary, chi_square
 
 CONV_3 = to_text((3,) * 6)
 
@@ -886,11 +886,24 @@ def test_seeds_that_resolve_a_difference():
     def spread(deviation):
         return Summary(4, 93.0, deviation)
 
-    # 2 * (1.96 + 0.84)^2 * s^2 / d^2 for equal spreads
-    assert seeds_needed(spread(0.5), spread(0.5), 0.5) == 16
-    assert seeds_needed(spread(0.58), spread(0.23)) == 77
-    assert seeds_needed(spread(0.0), spread(0.0)) == 2
-    assert seeds_needed(Summary(1, 93.0), spread(0.5)) is None
+    # 2 * (1.96 + 0.84)^2 * s^2 / d^2 for equal spreads, and of six degrees of freedom chi-square
+    # lies between 1.2373 and 14.4494
+    assert seeds_needed(spread(0.5), spread(0.5), 0.5) == (16, 7, 77)
+    assert str(seeds_needed(spread(0.58), spread(0.23))) == "77 (28 to 652)"
+    assert seeds_needed(spread(0.01), spread(0.01)) == (2, 2, 2)
+    for unknown in (Summary(1, 93.0), spread(0.0), Summary(0)):
+        assert seeds_needed(unknown, spread(0.5)) is None
+        assert seeds_needed(spread(0.5), unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "share", "expected"),
+    # of a printed table; at two degrees of freedom it is -2 ln(1 - share)
+    [(6, 0.025, 1.237344), (6, 0.975, 14.449375), (1, 0.95, 3.841459), (2, 0.5, 1.386294),
+     (3, 0.975, 9.348404), (100, 0.975, 129.561197), (2, 0.025, 0.050636)],
+)  # fmt: skip
+def test_quantiles_of_chi_square(freedom, share, expected):
+    assert chi_square(freedom, share) == pytest.approx(expected, rel=1e-5)
 
 
 def searched(**accuracies):
@@ -914,6 +927,31 @@ def test_one_search_of_an_arm_decides_no_claim():
         verdict = judge(claim, searched(**sure | {key: sure[key][:1]}))
         assert verdict.holds is None
         assert "p unknown; the spread is not known yet" in verdict.evidence
+
+
+def test_an_arm_whose_searches_found_one_cell_decides_nothing():
+    spread = {"reinmax-gdas": [91.0, 91.1, 90.9], "gdas": [88.0, 88.1, 87.9]}
+    for key, label in (("reinmax-gdas", "C: ReinMax"), ("gdas", "A: STGS, τ 10 → 0.1 (GDAS)")):
+        results = searched(**spread | {key: [90.25] * 3})
+        verdict = judge(CLAIMS["improves"], results)
+        assert verdict.holds is None
+        assert f"validation {'90.25' if key[0] == 'r' else '91.00 ± 0.25'} of" in verdict.evidence
+        assert f"not compared: all runs of {label} have the same accuracy" in verdict.evidence
+        assert "seeds each" not in verdict.evidence
+        table = exhibits._power(results)
+        for row in table.rows[:2]:
+            assert (row[3], row[5]) == (DASH, DASH)
+            assert "±" not in row[2]
+        (note,) = table.notes
+        assert note.startswith(f"All runs of {label} have the same validation and test accuracy.")
+        assert {line[1:] for line in exhibits._references(results).rows if line[0] == label} == {
+            ("90.25", "93.25")
+        }
+    both = judge(CLAIMS["improves"], searched(**dict.fromkeys(spread, [90.25] * 3)))
+    assert "all runs of C: ReinMax and of A: STGS" in both.evidence
+    results = searched(**spread)
+    assert exhibits._power(results).notes == ()
+    assert exhibits._power(results).rows[0][2:6] == ("+3.00 ± 0.23", "< 0.0001", "3", "4 (2 to 33)")
 
 
 def test_unequal_numbers_of_seeds_are_said():

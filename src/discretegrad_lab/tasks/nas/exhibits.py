@@ -11,7 +11,7 @@ from ..evidence import DASH, Results, Row, final, with_half
 from ..statistics import Summary, compare
 from .benchmark import Benchmark
 from .cells import CONV_3, EDGES, NONE, SKIP, from_number, from_text, to_text
-from .claims import METRICS, POWER, RESOLVED, seeds_needed
+from .claims import METRICS, POWER, RESOLVED, alike, mean_of, seeds_needed
 from .drawings import draw_cells, draw_probabilities
 
 _TRANSFERRED = {
@@ -113,25 +113,35 @@ def _power(results: Results) -> Exhibit:
     for first, second in _PAIRS:
         for metric in METRICS:
             ours, theirs = (final(results.where(estimator=x), metric) for x in (first, second))
-            versus = compare(ours, theirs)
-            needed = seeds_needed(ours, theirs)
+            needed, versus = seeds_needed(ours, theirs), compare(ours, theirs)
             lines.append(
                 (
                     f"{line(first).label} less {line(second).label}",
                     metric,
-                    with_half(versus.difference, versus.half, 2, "+"),
-                    versus.chance or DASH,
+                    with_half(versus.difference, versus.half if needed else math.nan, 2, "+"),
+                    versus.chance if needed else DASH,
                     _counts(ours, theirs),
-                    DASH if needed is None else str(needed),
+                    str(needed or DASH),
                 )
+            )
+    notes = []
+    for key in results.estimators():
+        own = {metric: final(results.where(estimator=key), metric) for metric in METRICS}
+        if equal := [metric for metric, summary in own.items() if alike(summary)]:
+            notes.append(
+                f"All runs of {line(key).label} have the same {' and '.join(equal)} accuracy. "
+                "Other searches may end elsewhere, so their spread is not known, and what is "
+                "compared with them is not decided."
             )
     return Exhibit(
         "What the number of seeds can tell",
         f"Differences with half the joint 95 % interval; p by Welch's t-test. The last column is "
         f"the number of seeds with which a test at 5 % finds a difference of {RESOLVED} points in "
-        f"{100 * POWER:g} % of all cases, by the spread of these runs.",
+        f"{100 * POWER:g} % of all cases, by the spread of these runs; in brackets by both ends of "
+        "the 95 % interval of the variance, which a few runs tell roughly only.",
         ("", "metric", "difference", "p", "seeds", f"seeds for {RESOLVED} points"),
         tuple(lines),
+        tuple(notes),
     )
 
 
@@ -189,4 +199,4 @@ def _cells(rows: Sequence[Row]) -> Exhibit:
 
 
 def _mean(summary: Summary) -> str:
-    return with_half(summary.mean, summary.half, 2)
+    return mean_of(summary, DASH)
