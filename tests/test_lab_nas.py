@@ -809,6 +809,7 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     )
     assert deviation in " ".join(text.split())
     assert "standard deviation over 3 runs" in text
+    assert text.count("- “Within” is no proof of agreement") == 2
     # what the paper has for other data sets is not comparable, and no claim is about it here
     assert "39.55" not in text
     assert text.count("across all three datasets | Section 6.4, Table 4, CIFAR-10 alone") == 2
