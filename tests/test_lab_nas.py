@@ -613,7 +613,7 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
         model.begin_epoch(epoch)
         share = (1 + math.cos(math.pi * epoch / run.epochs)) / 2
         weights.param_groups[0]["lr"] = 0.001 + (0.025 - 0.001) * share
-        losses = []
+        losses, squares = [], []
         for step in range(run.steps_per_epoch):
             model.alpha.data.copy_(alpha)
             model.prepare(step)
@@ -627,12 +627,18 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
                 loss = cross_entropy(plain(x, z, form), labels)
                 optimiser.zero_grad()
                 loss.backward()
+                if optimiser is architecture:
+                    squares.append(alpha.grad.square().mean().item())
                 optimiser.step()
                 losses.append(loss.item())
         assert metrics[epoch]["loss"][0] == pytest.approx(sum(losses[::2]) / 3, rel=1e-6)
         assert metrics[epoch]["architecture_loss"][0] == pytest.approx(
             sum(losses[1::2]) / 3, rel=1e-6
         )
+        # what a step changes, were it captured
+        assert any(x is searched.model._squares for x in searched.model.counters)
+        size = math.sqrt(sum(squares) / 3)
+        assert metrics[epoch]["architecture_gradient"][0] == pytest.approx(size, rel=1e-6)
     # rates are float32
     found = searched.model._views.items()
     for (name, x), y in zip(found, plain.effective(), strict=True):
@@ -645,6 +651,25 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
     assert cell == tuple(p.argmax(-1).tolist())
     assert last["test"][0] == nas_cases.TABLE[cell].accuracies["test"]
     assert last["none_edges"][0] == cell.count(0)
+
+
+def test_the_report_has_the_gradients_of_the_arms():
+    rows = [
+        Row(
+            f"{key}-{seed}",
+            {"estimator": key, "seed": seed, "decay": decay},
+            "finished",
+            metrics={"architecture_gradient": 0.003 * (1 + seed)},
+            first={"architecture_gradient": start + 0.002 * seed},
+        )
+        for key, decay, start in (("gdas", 0.001, 0.0012), ("st-gdas", 0.09, 0.01))
+        for seed in range(2)
+    ]
+    rows.append(Row("none", {"estimator": "reinmax-gdas", "seed": 0, "decay": 0.09}, "started"))
+    assert exhibits._gradients(Results("nas-cifar10", tuple(rows))).rows == (
+        ("A: STGS, τ 10 → 0.1 (GDAS)", "0.001", "0.0022", "0.0045"),
+        ("D: ST", "0.09", "0.011", "0.0045"),
+    )
 
 
 def test_alpha_starts_as_noise_of_a_thousandth():
@@ -794,6 +819,7 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
         "validation accuracy on CIFAR-10, CIFAR-10 validation",
         "Beside cells that need no search",
         "What the number of seeds can tell",
+        "The gradient of the architecture",
         "Transferred from CIFAR-10",
         "Every cell that was found",
         "Every cell as a graph",
@@ -802,7 +828,7 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     ):
         assert f"## {heading}" in text, heading
     # two arms that differ in nothing but the decay look alike without it
-    assert text.count("The decay of the architecture is 0.001 for A and 0.09 for all others.") == 4
+    assert text.count("The decay of the architecture is 0.001 for A and 0.09 for all others.") == 5
     assert "93.23 ± 0.58" in text
     deviation = (
         "the root of the mean squared deviation of its runs: their standard deviation is 0.71"
@@ -827,12 +853,15 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     for drawing in (cells, curves):
         xml.etree.ElementTree.fromstring(drawing)
     # what needs no search stands beside the curves, and nowhere else
+    assert "architecture_gradient" in (reported / "curves.csv").read_text()
+    assert text.count("| C: ReinMax | 0.09 | 0.") == 1
     figures = {figure.y_label: figure for figure in folder.read_section(reported)[1].figures}
     drawn = {
         label: {curve.name: set(curve.y) for curve in figure.curves[5:]}
         for label, figure in figures.items()
     }
     assert list(drawn.values()) == [
+        {},
         {},
         *(
             {"optimum": {x}, "all edges conv 3x3": {y}, "random, best of 8": {z}}

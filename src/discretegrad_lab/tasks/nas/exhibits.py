@@ -8,11 +8,12 @@ from typing import NamedTuple
 from ...stack.lines import line
 from ..base import Exhibit, read_rows
 from ..evidence import DASH, Results, Row, final, with_half
-from ..statistics import Summary, compare
+from ..statistics import Summary, compare, summarise
 from .benchmark import Benchmark
 from .cells import CONV_3, EDGES, NONE, SKIP, from_number, from_text, to_text
 from .claims import METRICS, POWER, RESOLVED, alike, mean_of, seeds_needed
 from .drawings import draw_cells, draw_probabilities
+from .model import GRADIENT
 
 _TRANSFERRED = {
     "validation_cifar100": "CIFAR-100 validation",
@@ -84,6 +85,7 @@ def exhibits(results: Results) -> Sequence[Exhibit]:
     return [
         _references(results),
         _power(results),
+        _gradients(results),
         _transferred(results),
         _cells(rows),
         draw_cells(rows),
@@ -149,6 +151,29 @@ def _counts(first: Summary, second: Summary) -> str:
     """How many runs both have, or each of them."""
     counts = dict.fromkeys((first.count, second.count))
     return " and ".join(map(str, counts))
+
+
+def _gradients(results: Results) -> Exhibit:
+    """How large the gradients of the arms are, on which it depends how strong their decay is."""
+    lines = []
+    for key in results.estimators():
+        rows = [row for row in results.where(estimator=key) if GRADIENT in row.metrics]
+        if rows:
+            decays = {f"{row.config['decay']:g}": None for row in rows}
+            firsts = [results.first(row, GRADIENT) for row in rows]
+            first = summarise([x for x in firsts if x is not None])
+            ends = (first, final(rows, GRADIENT))
+            sizes = (f"{x.mean:.2g}" if x.count else DASH for x in ends)
+            lines.append((line(key).label, ", ".join(decays), *sizes))
+    return Exhibit(
+        "The gradient of the architecture",
+        "Root mean square over the logits and the steps of an epoch, before the decay is added; "
+        "mean over runs. Adam divides by the size of both together, so the same decay pulls the "
+        "logits towards zero the more strongly the smaller this is: a decay of 0.09 adds 0.009 to "
+        "the gradient of a logit of 0.1.",
+        ("", "decay", "first epoch", "last epoch"),
+        tuple(lines),
+    )
 
 
 def _transferred(results: Results) -> Exhibit:
