@@ -184,7 +184,9 @@ class PlainSearch:
             layers += [Halve(widths[stage - 1], width)] if stage else []
             layers += [PlainCell(width) for _ in range(run.cells)]
         self.layers = nn.ModuleList(layers)
-        self.head = nn.Sequential(nn.BatchNorm2d(widths[-1]), nn.ReLU())
+        self.head = nn.Sequential(
+            nn.BatchNorm2d(widths[-1], affine=False, track_running_stats=False), nn.ReLU()
+        )
         self.classifier = nn.Linear(widths[-1], 10)
         modules = nn.ModuleList([self.stem, self.layers, self.head, self.classifier]).to(device)
         self.alpha = nn.Parameter(1e-3 * torch.randn(6, 5, device=device))
@@ -233,7 +235,6 @@ class PlainSearch:
                     name = f"stage{stage}.cell{number}.{end}<-{start}.{OPERATIONS[operation]}"
                     names[f"{name}.kernel"] = layer.edges[edge][operation].layers[1].weight
             number += 1
-        names |= _norm("head", self.head[0])
         linear = self.classifier
         return names | {"head.linear": linear.weight, "head.offset": linear.bias}
 

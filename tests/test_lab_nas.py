@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import nas_cases
+import nas_plain
 from discretegrad import reinmax, straight_through
 from discretegrad.kernels import dispatch
 from discretegrad_lab import StackOptions, Store, execute, write_report
@@ -34,7 +35,7 @@ from discretegrad_lab.report.verdicts import judge
 from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
-from discretegrad_lab.tasks.evidence import Results, Row
+from discretegrad_lab.tasks.evidence import DASH, Results, Row
 from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
@@ -49,7 +50,7 @@ from discretegrad_lab.tasks.nas.claims import CLAIMS, seeds_needed
 from discretegrad_lab.tasks.nas.exhibits import REFERENCES, references
 from discretegrad_lab.tasks.nas.model import SearchModel
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
-from discretegrad_lab.tasks.statistics import Summary
+from discretegrad_lab.tasks.statistics import Summary, chi_square
 
 CONV_3 = to_text((3,) * 6)
 
@@ -352,13 +353,23 @@ def test_crops_are_those_of_flipped_images_in_a_black_frame():
 
 
 def test_the_supernet_is_that_of_the_benchmark():
-    network = Supernet(16, 5)
-    assert network.size == 1_686_106
-    assert len([name for name in network.places if "nor_conv" in name]) == 15 * 6 * 2
+    network, plain = Supernet(16, 5), nas_plain.PlainSupernet(16, 5)
+    assert sum(x.numel() for x in plain.parameters()) == 1_692_698
+    # without the biases that norms cancel: of 12 convolutions in each of 15 cells
+    effective = plain.effective()
+    assert sum(x.numel() for x in effective) == 1_692_698 - 12 * 5 * (16 + 32 + 64) == 1_685_978
     weights = network.start(torch.Generator().manual_seed(0))
     flat = network.weights(weights.unsqueeze(0), (3,) * 6, every=True)
+    assert [x.shape for x in flat.values()] == [x.shape for x in effective]
+    assert network.size == 1_685_978
+    for (name, x), y in zip(flat.items(), effective, strict=True):
+        # scales and shifts start as those of torch, and kernels within the same bounds
+        if y.unique().numel() == 1:
+            assert x.equal(y), name
+        elif y.numel() > 100:
+            assert x.abs().max().item() == pytest.approx(y.abs().max().item(), rel=0.1), name
+            assert x.mean().abs() < 0.2 * x.abs().max(), name
     assert flat["stem.scale"].eq(1).all()
-    assert flat["head.shift"].eq(0).all()
     kernel = flat["stage2.cell4.3<-2.nor_conv_3x3.kernel"]
     assert kernel.shape == (64, 64, 3, 3)
     assert kernel.abs().max().item() == pytest.approx(1 / 24, rel=1e-3)
@@ -379,49 +390,6 @@ def test_weights_lie_where_a_gpu_can_read_them(channels):
     assert flat[used == 0].eq(0).all()
 
 
-def plain_cell(x, w, name, z, form):
-    """A cell as one would write it: every operation on every edge, weighted by its sample."""
-    from torch.nn import functional as F
-
-    nodes = [x]
-    for node in (1, 2, 3):
-        total = torch.zeros_like(x)
-        for edge, (end, start) in enumerate(EDGES):
-            if end != node:
-                continue
-            y = nodes[start]
-            outputs = [torch.zeros_like(y), y]
-            for operation, padding in (("nor_conv_1x1", 0), ("nor_conv_3x3", 1)):
-                kernel = w[f"{name}.{end}<-{start}.{operation}.kernel"]
-                made = F.conv2d(F.relu(y), kernel, padding=padding)
-                outputs.append(F.batch_norm(made, None, None, training=True))
-            outputs.append(F.avg_pool2d(y, 3, 1, 1, count_include_pad=False))
-            k = z[edge].argmax()
-            for j, output in enumerate(outputs):
-                total = total + (z[edge, j] * output if form == "full" or j == k else z[edge, j])
-        nodes.append(total)
-    return nodes[-1]
-
-
-def plain_network(x, w, cells, z, form):
-    from torch.nn import functional as F
-
-    def norm(x, name):
-        return F.batch_norm(x, None, None, w[f"{name}.scale"], w[f"{name}.shift"], training=True)
-
-    x = norm(F.conv2d(x, w["stem.kernel"], padding=1), "stem")
-    for stage in range(3):
-        if stage:
-            name = f"reduction{stage}"
-            a = norm(F.conv2d(F.relu(x), w[f"{name}.first.kernel"], None, 2, 1), f"{name}.first")
-            b = norm(F.conv2d(F.relu(a), w[f"{name}.second.kernel"], None, 1, 1), f"{name}.second")
-            x = F.conv2d(F.avg_pool2d(x, 2), w[f"{name}.shortcut.kernel"]) + b
-        for cell in range(cells):
-            x = plain_cell(x, w, f"stage{stage}.cell{cell}", z, form)
-    x = F.relu(norm(x, "head")).mean((2, 3))
-    return F.linear(x, w["head.linear"], w["head.offset"])
-
-
 @pytest.mark.parametrize(
     "cell",
     [(3, 2, 1, 4, 3, 0), (0,) * 6, (1,) * 6, (0, 1, 3, 2, 4, 2), (3, 3, 3, 1, 0, 0), (3,) * 6],
@@ -438,7 +406,8 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
 
     z = one_hot.clone().requires_grad_()
     every = network.weights(flat, cell, every=True)
-    expected = cross_entropy(plain_network(x, every, 1, z, form), labels)
+    plain = nas_plain.PlainSupernet(2, 1).double().load(every.values())
+    expected = cross_entropy(plain(x, z, form), labels)
     (expected_z,) = torch.autograd.grad(expected, z)
 
     z = one_hot.clone().requires_grad_()
@@ -453,12 +422,11 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
     leaf = flat.clone().requires_grad_()
     loss = cross_entropy(network(x, network.weights(leaf, cell), cell), labels)
     (found,) = torch.autograd.grad(loss, leaf)
-    leaf = flat.clone().requires_grad_()
-    loss = cross_entropy(
-        plain_network(x, network.weights(leaf, cell, every=True), 1, one_hot, "full"), labels
-    )
-    (expected,) = torch.autograd.grad(loss, leaf)
-    torch.testing.assert_close(found, expected)
+    loss = cross_entropy(plain(x, one_hot, "full"), labels)
+    expected = torch.autograd.grad(loss, plain.effective())
+    parts = network.weights(found, cell, every=True).items()
+    for (name, x), y in zip(parts, expected, strict=True):
+        torch.testing.assert_close(x, y, msg=name)
 
 
 @pytest.mark.parametrize("form", ["gdas", "full"])
@@ -625,17 +593,19 @@ def in_double(runs, device="cpu", data=None):
     ids=["gdas", "full", "anneal"],
 )
 def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
-    """All operations, each weight a tensor of its own, and the numbers of the protocol: only the
-    draws are those of the lab."""
+    """The network of the protocol, optimisers of torch and the numbers of the protocol: only draws
+    and batches are those of the lab."""
     monkeypatch.setattr(optimisers, "_check", lambda *_: None)
     searched = Stack(in_double, [nas_cases.run(**changes)])
     run = searched.runs[0]
     metrics = [searched.advance() for _ in range(run.epochs)]
 
     model = in_double([run])
-    w = {name: x.clone().requires_grad_() for name, x in model._views.items()}
+    plain = nas_plain.PlainSupernet(run.channels, run.cells).double().load(model._views.values())
     alpha = model.alpha.detach().clone().requires_grad_()
-    weights = torch.optim.SGD(w.values(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    weights = torch.optim.SGD(
+        plain.parameters(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     architecture = torch.optim.Adam(
         [alpha], run.learning_rate, betas=(0.5, 0.999), weight_decay=run.decay
     )
@@ -643,7 +613,7 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
         model.begin_epoch(epoch)
         share = (1 + math.cos(math.pi * epoch / run.epochs)) / 2
         weights.param_groups[0]["lr"] = 0.001 + (0.025 - 0.001) * share
-        losses = []
+        losses, squares = [], []
         for step in range(run.steps_per_epoch):
             model.alpha.data.copy_(alpha)
             model.prepare(step)
@@ -654,18 +624,25 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
                 else:
                     z, form = model._sampler.at(alpha, index.unsqueeze(0))[0], run.gradient
                 x, labels = model._images[name].batch(model._batches[name][step])
-                loss = cross_entropy(plain_network(x, w, run.cells, z, form), labels)
+                loss = cross_entropy(plain(x, z, form), labels)
                 optimiser.zero_grad()
                 loss.backward()
+                if optimiser is architecture:
+                    squares.append(alpha.grad.square().mean().item())
                 optimiser.step()
                 losses.append(loss.item())
         assert metrics[epoch]["loss"][0] == pytest.approx(sum(losses[::2]) / 3, rel=1e-6)
         assert metrics[epoch]["architecture_loss"][0] == pytest.approx(
             sum(losses[1::2]) / 3, rel=1e-6
         )
+        # what a step changes, were it captured
+        assert any(x is searched.model._squares for x in searched.model.counters)
+        size = math.sqrt(sum(squares) / 3)
+        assert metrics[epoch]["architecture_gradient"][0] == pytest.approx(size, rel=1e-6)
     # rates are float32
-    for name, x in searched.model._views.items():
-        torch.testing.assert_close(x, w[name], rtol=1e-5, atol=1e-7, msg=name)
+    found = searched.model._views.items()
+    for (name, x), y in zip(found, plain.effective(), strict=True):
+        torch.testing.assert_close(x, y.detach(), rtol=1e-5, atol=1e-7, msg=name)
     torch.testing.assert_close(searched.model.alpha, alpha, rtol=1e-5, atol=1e-7)
     p = alpha[0].detach().softmax(-1)
     last = metrics[-1]
@@ -674,6 +651,25 @@ def test_a_search_is_the_plain_loop_of_two_optimisers(changes, monkeypatch):
     assert cell == tuple(p.argmax(-1).tolist())
     assert last["test"][0] == nas_cases.TABLE[cell].accuracies["test"]
     assert last["none_edges"][0] == cell.count(0)
+
+
+def test_the_report_has_the_gradients_of_the_arms():
+    rows = [
+        Row(
+            f"{key}-{seed}",
+            {"estimator": key, "seed": seed, "decay": decay},
+            "finished",
+            metrics={"architecture_gradient": 0.003 * (1 + seed)},
+            first={"architecture_gradient": start + 0.002 * seed},
+        )
+        for key, decay, start in (("gdas", 0.001, 0.0012), ("st-gdas", 0.09, 0.01))
+        for seed in range(2)
+    ]
+    rows.append(Row("none", {"estimator": "reinmax-gdas", "seed": 0, "decay": 0.09}, "started"))
+    assert exhibits._gradients(Results("nas-cifar10", tuple(rows))).rows == (
+        ("A: STGS, τ 10 → 0.1 (GDAS)", "0.001", "0.0022", "0.0045"),
+        ("D: ST", "0.09", "0.011", "0.0045"),
+    )
 
 
 def test_alpha_starts_as_noise_of_a_thousandth():
@@ -823,6 +819,7 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
         "validation accuracy on CIFAR-10, CIFAR-10 validation",
         "Beside cells that need no search",
         "What the number of seeds can tell",
+        "The gradient of the architecture",
         "Transferred from CIFAR-10",
         "Every cell that was found",
         "Every cell as a graph",
@@ -831,13 +828,14 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     ):
         assert f"## {heading}" in text, heading
     # two arms that differ in nothing but the decay look alike without it
-    assert text.count("The decay of the architecture is 0.001 for A and 0.09 for all others.") == 4
+    assert text.count("The decay of the architecture is 0.001 for A and 0.09 for all others.") == 5
     assert "93.23 ± 0.58" in text
     deviation = (
         "the root of the mean squared deviation of its runs: their standard deviation is 0.71"
     )
     assert deviation in " ".join(text.split())
     assert "standard deviation over 3 runs" in text
+    assert text.count("- “Within” is no proof of agreement") == 2
     # what the paper has for other data sets is not comparable, and no claim is about it here
     assert "39.55" not in text
     assert text.count("across all three datasets | Section 6.4, Table 4, CIFAR-10 alone") == 2
@@ -855,12 +853,15 @@ def test_the_report_shows_every_cell_and_what_the_seeds_can_tell(reported):
     for drawing in (cells, curves):
         xml.etree.ElementTree.fromstring(drawing)
     # what needs no search stands beside the curves, and nowhere else
+    assert "architecture_gradient" in (reported / "curves.csv").read_text()
+    assert text.count("| C: ReinMax | 0.09 | 0.") == 1
     figures = {figure.y_label: figure for figure in folder.read_section(reported)[1].figures}
     drawn = {
         label: {curve.name: set(curve.y) for curve in figure.curves[5:]}
         for label, figure in figures.items()
     }
     assert list(drawn.values()) == [
+        {},
         {},
         *(
             {"optimum": {x}, "all edges conv 3x3": {y}, "random, best of 8": {z}}
@@ -915,11 +916,24 @@ def test_seeds_that_resolve_a_difference():
     def spread(deviation):
         return Summary(4, 93.0, deviation)
 
-    # 2 * (1.96 + 0.84)^2 * s^2 / d^2 for equal spreads
-    assert seeds_needed(spread(0.5), spread(0.5), 0.5) == 16
-    assert seeds_needed(spread(0.58), spread(0.23)) == 77
-    assert seeds_needed(spread(0.0), spread(0.0)) == 2
-    assert seeds_needed(Summary(1, 93.0), spread(0.5)) is None
+    # 2 * (1.96 + 0.84)^2 * s^2 / d^2 for equal spreads, and of six degrees of freedom chi-square
+    # lies between 1.2373 and 14.4494
+    assert seeds_needed(spread(0.5), spread(0.5), 0.5) == (16, 7, 77)
+    assert str(seeds_needed(spread(0.58), spread(0.23))) == "77 (28 to 652)"
+    assert seeds_needed(spread(0.01), spread(0.01)) == (2, 2, 2)
+    for unknown in (Summary(1, 93.0), spread(0.0), Summary(0)):
+        assert seeds_needed(unknown, spread(0.5)) is None
+        assert seeds_needed(spread(0.5), unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "share", "expected"),
+    # of a printed table; at two degrees of freedom it is -2 ln(1 - share)
+    [(6, 0.025, 1.237344), (6, 0.975, 14.449375), (1, 0.95, 3.841459), (2, 0.5, 1.386294),
+     (3, 0.975, 9.348404), (100, 0.975, 129.561197), (2, 0.025, 0.050636)],
+)  # fmt: skip
+def test_quantiles_of_chi_square(freedom, share, expected):
+    assert chi_square(freedom, share) == pytest.approx(expected, rel=1e-5)
 
 
 def searched(**accuracies):
@@ -945,6 +959,31 @@ def test_one_search_of_an_arm_decides_no_claim():
         assert "p unknown; the spread is not known yet" in verdict.evidence
 
 
+def test_an_arm_whose_searches_found_one_cell_decides_nothing():
+    spread = {"reinmax-gdas": [91.0, 91.1, 90.9], "gdas": [88.0, 88.1, 87.9]}
+    for key, label in (("reinmax-gdas", "C: ReinMax"), ("gdas", "A: STGS, τ 10 → 0.1 (GDAS)")):
+        results = searched(**spread | {key: [90.25] * 3})
+        verdict = judge(CLAIMS["improves"], results)
+        assert verdict.holds is None
+        assert f"validation {'90.25' if key[0] == 'r' else '91.00 ± 0.25'} of" in verdict.evidence
+        assert f"not compared: all runs of {label} have the same accuracy" in verdict.evidence
+        assert "seeds each" not in verdict.evidence
+        table = exhibits._power(results)
+        for row in table.rows[:2]:
+            assert (row[3], row[5]) == (DASH, DASH)
+            assert "±" not in row[2]
+        (note,) = table.notes
+        assert note.startswith(f"All runs of {label} have the same validation and test accuracy.")
+        assert {line[1:] for line in exhibits._references(results).rows if line[0] == label} == {
+            ("90.25", "93.25")
+        }
+    both = judge(CLAIMS["improves"], searched(**dict.fromkeys(spread, [90.25] * 3)))
+    assert "all runs of C: ReinMax and of A: STGS" in both.evidence
+    results = searched(**spread)
+    assert exhibits._power(results).notes == ()
+    assert exhibits._power(results).rows[0][2:6] == ("+3.00 ± 0.23", "< 0.0001", "3", "4 (2 to 33)")
+
+
 def test_unequal_numbers_of_seeds_are_said():
     results = searched(**{"reinmax-gdas": [91.0, 91.1], "gdas": [88.0, 88.1, 87.9]})
     counts = {line[0]: line[4] for line in exhibits._power(results).rows}
@@ -968,6 +1007,10 @@ def test_the_arms_are_balanced_and_follow_the_protocol():
         ("straight_through", 1.0, None, 0.09, "gdas"),
         ("reinmax", 1.0, None, 0.09, "full"),
     ]
+    # the command on the page trains whole seeds at a time
+    page = Path(__file__).parents[1] / "docs" / "architecture-search.md"
+    (processes,) = re.findall(r"run nas-cifar10 --processes (\d+)\n", page.read_text("utf-8"))
+    assert {*Counter(run.estimator for run in runs[: int(processes)]).values()} == {2}
     for run in runs:
         assert run.epochs * run.steps_per_epoch == 39_100
         assert (run.channels, run.cells, run.batch, run.learning_rate) == (16, 5, 64, 3e-4)

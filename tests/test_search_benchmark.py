@@ -17,6 +17,8 @@ def test_the_plain_loop_has_the_network_of_the_lab():
     network = search.Supernet(run.channels, run.cells)
     names = {name: tuple(x.shape) for name, x in loop.named_weights().items()}
     assert names == {name: place.shape for name, place in network.places.items()}
+    trained = loop.weights.param_groups[0]["params"]
+    assert {*map(id, trained)} == {id(x) for x in loop.named_weights().values()}
     search.checked(run, DEVICE)
     assert torch.get_default_dtype() == torch.float32
 

@@ -106,6 +106,7 @@ def _published(reading: Reading, cells: Sequence[Entry]) -> TextTable:
         for estimator, cell in table.cells.items()
         if cell.meaning in _MEANINGS
     ]
+    notes += [table.note] if table.note else []
     counts = " or ".join(map(str, sorted({cell.runs for cell in table.cells.values()})))
     caption = (
         f"Published: Table {table.number} (Section {table.section}), column {table.column}, mean ± "

@@ -95,6 +95,26 @@ def student(freedom: float) -> float:
     return high
 
 
+def chi_square(freedom: float, share: float) -> float:
+    """What a chi-square variable is below with the probability ``share``."""
+    low, high = 0.0, freedom + 20 * math.sqrt(freedom) + 20
+    while high - low > 1e-9 * freedom:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _below(middle, freedom) < share else (low, middle)
+    return high
+
+
+def _below(x: float, freedom: float) -> float:
+    """Chi-square's P(X < x): the series of the incomplete gamma function."""
+    order, half, total = freedom / 2, x / 2, 0.0
+    term = math.exp(order * math.log(half) - half - math.lgamma(order + 1))
+    while term > 1e-16 * total:
+        total += term
+        order += 1
+        term *= half / order
+    return total
+
+
 def _inside(t: float, freedom: float) -> float:
     """Student's P(|T| < t): with t = sqrt(freedom) tan(x) the density is a power of the cosine."""
     end, steps = math.atan(t / math.sqrt(freedom)), 400

@@ -50,3 +50,5 @@ class Table:
     """By the key of a line."""
     doubts: Mapping[str, str] = field(default_factory=dict)
     """Why a number cannot be right, by the key of its line."""
+    note: str = ""
+    """A sentence to read the comparison with ours by."""

@@ -8,11 +8,12 @@ from typing import NamedTuple
 from ...stack.lines import line
 from ..base import Exhibit, read_rows
 from ..evidence import DASH, Results, Row, final, with_half
-from ..statistics import Summary, compare
+from ..statistics import Summary, compare, summarise
 from .benchmark import Benchmark
 from .cells import CONV_3, EDGES, NONE, SKIP, from_number, from_text, to_text
-from .claims import METRICS, POWER, RESOLVED, seeds_needed
+from .claims import METRICS, POWER, RESOLVED, alike, mean_of, seeds_needed
 from .drawings import draw_cells, draw_probabilities
+from .model import GRADIENT
 
 _TRANSFERRED = {
     "validation_cifar100": "CIFAR-100 validation",
@@ -84,6 +85,7 @@ def exhibits(results: Results) -> Sequence[Exhibit]:
     return [
         _references(results),
         _power(results),
+        _gradients(results),
         _transferred(results),
         _cells(rows),
         draw_cells(rows),
@@ -113,25 +115,35 @@ def _power(results: Results) -> Exhibit:
     for first, second in _PAIRS:
         for metric in METRICS:
             ours, theirs = (final(results.where(estimator=x), metric) for x in (first, second))
-            versus = compare(ours, theirs)
-            needed = seeds_needed(ours, theirs)
+            needed, versus = seeds_needed(ours, theirs), compare(ours, theirs)
             lines.append(
                 (
                     f"{line(first).label} less {line(second).label}",
                     metric,
-                    with_half(versus.difference, versus.half, 2, "+"),
-                    versus.chance or DASH,
+                    with_half(versus.difference, versus.half if needed else math.nan, 2, "+"),
+                    versus.chance if needed else DASH,
                     _counts(ours, theirs),
-                    DASH if needed is None else str(needed),
+                    str(needed or DASH),
                 )
+            )
+    notes = []
+    for key in results.estimators():
+        own = {metric: final(results.where(estimator=key), metric) for metric in METRICS}
+        if equal := [metric for metric, summary in own.items() if alike(summary)]:
+            notes.append(
+                f"All runs of {line(key).label} have the same {' and '.join(equal)} accuracy. "
+                "Other searches may end elsewhere, so their spread is not known, and what is "
+                "compared with them is not decided."
             )
     return Exhibit(
         "What the number of seeds can tell",
         f"Differences with half the joint 95 % interval; p by Welch's t-test. The last column is "
         f"the number of seeds with which a test at 5 % finds a difference of {RESOLVED} points in "
-        f"{100 * POWER:g} % of all cases, by the spread of these runs.",
+        f"{100 * POWER:g} % of all cases, by the spread of these runs; in brackets by both ends of "
+        "the 95 % interval of the variance, which a few runs tell roughly only.",
         ("", "metric", "difference", "p", "seeds", f"seeds for {RESOLVED} points"),
         tuple(lines),
+        tuple(notes),
     )
 
 
@@ -139,6 +151,29 @@ def _counts(first: Summary, second: Summary) -> str:
     """How many runs both have, or each of them."""
     counts = dict.fromkeys((first.count, second.count))
     return " and ".join(map(str, counts))
+
+
+def _gradients(results: Results) -> Exhibit:
+    """How large the gradients of the arms are, on which it depends how strong their decay is."""
+    lines = []
+    for key in results.estimators():
+        rows = [row for row in results.where(estimator=key) if GRADIENT in row.metrics]
+        if rows:
+            decays = {f"{row.config['decay']:g}": None for row in rows}
+            firsts = [results.first(row, GRADIENT) for row in rows]
+            first = summarise([x for x in firsts if x is not None])
+            ends = (first, final(rows, GRADIENT))
+            sizes = (f"{x.mean:.2g}" if x.count else DASH for x in ends)
+            lines.append((line(key).label, ", ".join(decays), *sizes))
+    return Exhibit(
+        "The gradient of the architecture",
+        "Root mean square over the logits and the steps of an epoch, before the decay is added; "
+        "mean over runs. Adam divides by the size of both together, so the same decay pulls the "
+        "logits towards zero the more strongly the smaller this is: a decay of 0.09 adds 0.009 to "
+        "the gradient of a logit of 0.1.",
+        ("", "decay", "first epoch", "last epoch"),
+        tuple(lines),
+    )
 
 
 def _transferred(results: Results) -> Exhibit:
@@ -189,4 +224,4 @@ def _cells(rows: Sequence[Row]) -> Exhibit:
 
 
 def _mean(summary: Summary) -> str:
-    return with_half(summary.mean, summary.half, 2)
+    return mean_of(summary, DASH)

@@ -24,6 +24,8 @@ from .images import RANDOM, Crops, Halves, first, load_halves
 from .network import Samples, Supernet
 
 LOSS, ARCHITECTURE_LOSS = "loss", "architecture_loss"
+GRADIENT = "architecture_gradient"
+"""The metric with the root mean square of the gradient at alpha, before decay, over an epoch."""
 PROBABILITIES = tuple(
     f"p_{end}{start}_{label.replace(' ', '')}" for end, start in EDGES for label in LABELS
 )
@@ -95,12 +97,16 @@ class SearchModel(Model):
             beta=_MOMENTUM, decay=_DECAY,
         )  # fmt: skip
         self._step = 0
+        self._squares = torch.zeros(shape, dtype=torch.float64, device=device)
+        """Of the gradients at alpha, added up over the steps of an epoch."""
+        self.counters = [self._squares]
         self._index = torch.zeros(1, len(EDGES), dtype=torch.int64, device=device)
         self._cell: Cell = ()
 
     def begin_epoch(self, epoch: int) -> None:
         """Order and crops of the images, the temperature, and the numbers of the samples."""
         run = self._run
+        self._squares.zero_()
         self._noise.begin(epoch)
         self._sampler.set_taus([run.tau_at(epoch)])
         self._image_noise.begin(epoch, _IMAGES)
@@ -132,10 +138,17 @@ class SearchModel(Model):
             cell = reduced(cell)
             logits = self._network(x, self._network.weights(self.weights, cell), cell)
         else:
-            samples = self._sampler.at(self.alpha, self._index)
+            # a view, whose gradient is that at alpha as the estimator gives it
+            alpha = self.alpha.view_as(self.alpha)
+            alpha.register_hook(self._add_square)
+            samples = self._sampler.at(alpha, self._index)
             full = self._run.gradient == "full"
             logits = self._network(x, self._views, cell, Samples(samples[0], full))
         return cross_entropy(logits, labels).unsqueeze(0)
+
+    def _add_square(self, gradient: Tensor) -> None:
+        g = gradient.double()
+        self._squares.addcmul_(g, g)
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> dict[str, Tensor]:
@@ -145,6 +158,7 @@ class SearchModel(Model):
         cell = tuple(alpha.argmax(-1).tolist())
         accuracies = self._benchmark[cell].accuracies
         values = {name: accuracies[name] for name in COLUMNS} | {
+            GRADIENT: (self._squares.mean() / self.steps_per_epoch).sqrt().item(),
             "entropy": torch.special.entr(p).sum(-1).mean().item(),
             "cell_number": float(to_number(cell)),
             "none_edges": float(cell.count(NONE)),

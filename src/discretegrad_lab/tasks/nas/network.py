@@ -76,7 +76,7 @@ class Supernet:
                 for edge in range(len(EDGES)):
                     for operation, kernel in _KERNELS.items():
                         self._convolution(_name(name, edge, operation), width, width, kernel)
-        self._norm("head", widths[-1])
+        # the norm before the head has no weights, as those of cells: a protocol with --affine 0
         bound = 1 / math.sqrt(widths[-1])
         self._add("head.linear", (CLASSES, widths[-1]), bound)
         self._add("head.offset", (CLASSES,), bound)
@@ -163,7 +163,7 @@ class Supernet:
                 x = _reduce(x, weights, f"reduction{stage}")
             for name in names:
                 x = _run_cell(_Cell(name, weights, plan, slopes), x)
-        x = relu(_norm(x, weights, "head"))
+        x = relu(_normalised(x))
         return linear(x.mean((2, 3)), weights["head.linear"], weights["head.offset"])
 
 
