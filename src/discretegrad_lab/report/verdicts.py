@@ -14,7 +14,7 @@ RULE = (
     "it is undecided. A claim that something happens in at least one case holds if it does so in "
     "one with such a small p. Where means have no spread, where a mean is compared with a bound, "
     "such as 1 % above the optimum, and where the best of a few is asked for, the numbers alone "
-    "decide."
+    "decide, unless it says otherwise beside them."
 )
 
 
