@@ -21,3 +21,9 @@ for _folder in ("benchmarks", "tests", "src"):
 # one thread, since several workers share the cores; read when torch is imported
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+import torch  # noqa: E402
+
+if not torch.cuda.is_available():
+    # read when Triton and the library are imported: kernels then run without a GPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -3,21 +3,15 @@
 import inspect
 import itertools
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
-
-if not torch.cuda.is_available():
-    # read when Triton and the library are imported: kernels then run without a GPU
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import hypothesis
 import pytest
+import torch
 from hypothesis import strategies
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
@@ -341,6 +335,8 @@ def index(c: SimpleNamespace) -> None:
         of_kernel = KERNELS[c.case]
         if c.dtype == "float64" or DEVICE == "cuda":
             raise Unsuitable
+        if c.dtype == "float16" and of_kernel.name == "mean_baseline":
+            raise Unsuitable  # its weight 1/(n p) is unbounded
         index_form.check_gradients(of_kernel, moved(x), weight, tau, **arguments)
         return
     if c.dtype in ("bfloat16", "float16"):

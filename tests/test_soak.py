@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import discretegrad
 from benchmark_cases import measure, pages, table
+from conftest import has_triton
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -117,3 +119,15 @@ def test_a_worker_that_dies_is_a_finding_and_another_one_goes_on(tmp_path, monke
     for number in range(2):
         assert f"python -m soak --case rule-{number}" in out
     assert "died with the exit code 7" in out
+
+
+@pytest.mark.skipif(not has_triton, reason="needs Triton")
+def test_a_found_case_with_kernels_runs_again_by_its_command():
+    """In a process of its own, where nobody has told Triton to run without a GPU before."""
+    case = {"case": "categorical-reinmax", "dtype": "float32", "backend": "triton"}
+    command = run.KINDS["index"].command(case)
+    words = [sys.executable, *shlex.split(command)[1:]]
+    environ = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(words, cwd=run.ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("nothing is wrong\n")
