@@ -202,8 +202,8 @@ def in_short() -> str:
         [
             wrapped(
                 f"{finished():,} finished runs of {len(names)} recipes, {hours:.1f} hours of "
-                f"training on one {' or '.join(devices)}, added up over stacks that partly ran side "
-                f"by side.{missing} Of {len(verdicts)} comparisons "
+                f"training on one {' or '.join(devices)}, added up over stacks that partly ran "
+                f"side by side.{missing} Of {len(verdicts)} comparisons "
                 f"with {len(judged)} published means {verdicts.count('within')} are within the "
                 "joint 95 % interval; 1 in 20 is outside by chance. "
                 f"{claims.counts(found)}."
