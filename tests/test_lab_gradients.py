@@ -391,6 +391,19 @@ def test_a_report_takes_shared_runs_from_the_results_of_other_recipes(tmp_path):
         assert states[one.identity] == ("missing" if exact else "finished")
     assert set(gathered.curves) == set(column.curves)
     assert not damaged
+    # a folder that knows of no end of a run, its own or another's, takes no end from others
+    ends = {row.identity: row for row in column.rows}
+    unknown = [
+        dataclasses.replace(row, state=state, metrics={})
+        for row, state in zip(column.rows, itertools.cycle(("missing", "started")), strict=False)
+    ]
+    for name in ("vae-8x4-exact", "a-later-one"):
+        write_results(Results(name, tuple(unknown)), tmp_path / name)
+    gathered = gather(of_recipe(recipe), recipe.runs(), store, tmp_path, damaged)
+    for row in gathered.rows:
+        if row.identity in ends:
+            assert (row.state, row.metrics) == ("finished", ends[row.identity].metrics)
+    assert set(gathered.curves) == set(column.curves)
     # its own folder comes first
     row = dataclasses.replace(column.rows[0], metrics={"train": 99.0, "test": 99.0})
     write_results(Results("vae-8x4-exact", (row,)), tmp_path / "vae-8x4-exact")

@@ -625,6 +625,22 @@ def test_the_claims_about_the_vae():
     assert f"in the paper {p:.2g})" in claim.evidence
 
 
+def test_thinned_curves_keep_what_is_measured_now_and_then(tmp_path, monkeypatch):
+    """After every tenth epoch and the last, of 1,667 of them."""
+    found = vae(seeds=range(1))
+    tests = [*range(10, 1667, 10), 1667]
+    curves = {}
+    for one in found.rows:
+        curves[one.identity, "train"] = dict.fromkeys(range(1, 1668), 100.0)
+        curves[one.identity, "test"] = dict.fromkeys(tests, 101.0)
+    monkeypatch.setattr(results, "_CURVE_NUMBERS", 6_000)
+    results.write(dataclasses.replace(found, curves=curves), tmp_path)
+    again = results.read(tmp_path).curves
+    for one in found.rows:
+        assert list(again[one.identity, "train"]) == [1, *range(2, 1667, 2), 1667]
+        assert list(again[one.identity, "test"]) == tests
+
+
 def test_the_claim_about_gst_p():
     assert evaluate("gst-p", vae()).holds is None
     assert "GST-p without a run" in evaluate("gst-p", vae()).evidence

@@ -16,7 +16,7 @@ from .entries import entries, entries_csv
 from .html import to_html
 from .markdown import to_markdown, verdicts_csv
 from .reading import READING, Reading, of_recipe, of_results
-from .results import RUNS, collect, mark_dropped, merge, read
+from .results import RUNS, collect, mark_dropped, merge, read, worth
 from .results import write as write_files
 from .section import page, section
 from .sources import CHECKSUMS, lack, write_derived
@@ -67,15 +67,20 @@ def gather(
     except NotChosen:
         # of a search that was trained for some estimators
         everything = runs
-    wanted = {run.identity for run in everything} - {row.identity for row in own.rows}
     rows, curves = {row.identity: row for row in own.rows}, dict(own.curves)
+    wanted = {run.identity for run in everything if not worth(rows.get(run.identity))}
     for folder in folders(results) if wanted else ():
         if folder.name == reading.name:
             continue
         others = read(folder)
-        rows |= {row.identity: row for row in others.rows if row.identity in wanted}
+        better = {
+            row.identity: row
+            for row in others.rows
+            if row.identity in wanted and worth(row) > worth(rows.get(row.identity))
+        }
+        rows |= better
         curves |= {
-            key: x for key, x in others.curves.items() if key[0] in wanted and key[1] in curves_of
+            key: x for key, x in others.curves.items() if key[0] in better and key[1] in curves_of
         }
     before = replace(own, rows=tuple(rows.values()), curves=curves)
     return merge(stored, store, before, everything)

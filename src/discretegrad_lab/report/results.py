@@ -33,6 +33,11 @@ _PROVENANCE = ("commit", "source", "device", "torch")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
 
+def worth(row: Row | None) -> int:
+    """How much is lost with a row: 0 if the run is not known to be done."""
+    return 0 if row is None else _WORTH.get(row.state, 0)
+
+
 def collect(
     name: str, runs: Iterable[Run], store: Store, curves_of: Sequence[str], damaged: list[str]
 ) -> Results:
@@ -83,11 +88,10 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
     stored = keep_measured(stored, before)
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
     for row in before.rows:
-        worth = _WORTH.get(row.state, 0)
-        if not worth:
+        if not worth(row):
             continue
         if row.identity in rows:
-            keep = worth > _WORTH.get(rows[row.identity].state, 0)
+            keep = worth(row) > worth(rows[row.identity])
         else:
             keep = not store.is_done(row.config["task"], row.identity)
         if keep:
@@ -348,20 +352,17 @@ def _curves_text(results: Results) -> str:
 
 
 def _thinned(numbers: Mapping[int, int]) -> list[int]:
-    """The epochs to write, of those that have so many numbers: the first, and before the last every
-    one, or every second, fourth and so on until the file is small enough.
+    """The epochs to write, of those that have so many numbers: the first, the last, and between
+    them every one, or those that 2, 4 and so on divide, until the file is small enough.
 
     Each of these is a part of the one before, so that curves that were thinned once lose nothing
-    when others are added to them.
+    when others are added to them. What a task measures after every tenth epoch is kept as well.
     """
-    if not numbers:
-        return []
-    first, last, stride = min(numbers), max(numbers), 1
-    while stride < last - first and _CURVE_NUMBERS < sum(
-        count for epoch, count in numbers.items() if (last - epoch) % stride == 0
-    ):
+    stride, kept = 1, sorted(numbers)
+    while sum(numbers[epoch] for epoch in kept[1:]) > _CURVE_NUMBERS and stride < max(numbers):
         stride *= 2
-    return [epoch for epoch in sorted(numbers) if epoch == first or (last - epoch) % stride == 0]
+        kept = [x for x in kept if x in (min(numbers), max(numbers)) or x % stride == 0]
+    return kept
 
 
 def significant(value: float | None) -> str:
