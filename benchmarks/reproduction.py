@@ -5,13 +5,14 @@ the registry of estimators.
 """
 
 import math
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import Any
 
 import claims
@@ -115,9 +116,9 @@ def blocks() -> dict[str, str]:
         "all sizes": pooled.table(
             [(reading(read(x)), read(x)) for x in COLUMNS], ("train", "test")
         ),
-        "precision": if_stored(PRECISION),
+        "precision": precision_table(),
         "collapse": collapse_table(),
-        "beginnings": f"{weights_table()}\n\n{if_stored(FIRST_TEMPERATURES)}",
+        "beginnings": f"{weights_table()}\n\n{beginnings_table()}",
         "vae": tables_and_claims(VAE),
         "other sizes": "\n\n".join(tables_and_claims(name, folded=True) for name in OTHER_SIZES),
         "large": parts_if_stored({x: tasks.recipe(x).title for x in LARGE}),
@@ -397,19 +398,12 @@ def gained_table(by: str) -> str:
 def collapse_table() -> str:
     """How many runs of the small VAE were useless for a time, and how many at the end."""
     results = read(COLLAPSE)
-    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
     lines = []
     for entry in (x for x in entries(reading(results), results) if x.metric.name == "train"):
-        collapsed, back, stuck = [], [], []
-        for row in results.where(estimator=entry.estimator):
-            curve = later_losses(results, row)
-            above = [epoch for epoch, loss in curve if loss >= level]
-            if above:
-                collapsed.append(row.config["seed"])
-                if above[-1] == curve[-1][0]:
-                    stuck.append(row.config["seed"])
-                else:
-                    back.append(next(epoch for epoch, _ in curve if epoch > above[-1]))
+        fallen = collapses(results, results.where(estimator=entry.estimator))
+        collapsed = [row.config["seed"] for row, _ in fallen]
+        back = [epoch for _, epoch in fallen if epoch is not None]
+        stuck = [row.config["seed"] for row, epoch in fallen if epoch is None]
         low, high = rate_interval(len(stuck), entry.ours.count)
         lines.append(
             [
@@ -427,10 +421,20 @@ def collapse_table() -> str:
     return markdown([*heads, "came back", "collapsed at the end", "95 % interval"], lines)
 
 
-def later_losses(results: Results, row: Row) -> list[tuple[int, float]]:
-    """Epochs and losses from the fourth epoch on: that of the first is a mean over its steps, so
-    every run begins high."""
-    return [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+def collapses(results: Results, rows: Sequence[Row]) -> list[tuple[Row, int | None]]:
+    """Runs that were useless at or after the fourth epoch, with the epoch by which they came back,
+    or None.
+
+    The loss of the first epochs is a mean over their steps, so every run begins high.
+    """
+    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
+    found: list[tuple[Row, int | None]] = []
+    for row in rows:
+        curve = [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
+        above = [epoch for epoch, loss in curve if loss >= level]
+        if above:
+            found.append((row, next((epoch for epoch, _ in curve if epoch > above[-1]), None)))
+    return found
 
 
 def weights_table() -> str:
@@ -438,23 +442,82 @@ def weights_table() -> str:
     results = read(WEIGHTS)
     if not results.rows:
         return if_stored(WEIGHTS)
-    (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
     ended = [row for row in results.rows if row.state == "finished"]
-    fallen = {
-        row.identity
-        for row in ended
-        if any(loss >= level for _, loss in later_losses(results, row))
-    }
-    share, lines = len(fallen) / len(ended), []
+    fallen, lines = collapses(results, ended), []
+    shuffled = random.Random(0)
     for words, field in (("initial weights", "weights_seed"), ("batches and samples", "seed")):
-        runs = Counter(row.config[field] for row in ended)
-        counts = Counter(row.config[field] for row in ended if row.identity in fallen)
-        each = sorted((counts[x] for x in runs), reverse=True)
-        chance = fmean(runs.values()) * share * (1 - share)
+        values = [row.config[field] for row in ended]
+
+        def counted(some: Iterable[Any], values: Sequence[Any] = values) -> list[int]:
+            counts = Counter(some)
+            return sorted((counts[x] for x in set(values)), reverse=True)
+
+        each = counted(row.config[field] for row, _ in fallen)
+        others = [variance(counted(shuffled.sample(values, len(fallen)))) for _ in range(_SHUFFLES)]
+        p = (1 + sum(x >= variance(each) for x in others)) / (1 + _SHUFFLES)
         collapsed = ", ".join(f"{n} ({each.count(n)} of them)" for n in dict.fromkeys(each))
-        lines.append([words, collapsed, f"{variance(each):.2f}", f"{chance:.2f}"])
+        lines.append(
+            [words, collapsed, f"{variance(each):.2f}", f"{fmean(others):.2f}", f"{p:.2g}"]
+        )
     heads = [f"{len(fallen)} of {len(ended)} runs collapsed", "runs that collapsed with the same"]
-    return markdown([*heads, "variance of that", "by chance alone"], lines)
+    return markdown([*heads, "variance of that", "by chance alone", "p"], lines)
+
+
+_SHUFFLES = 2_000
+"""Ways to choose other runs as those that collapsed: the p is the share of them with such a
+variance."""
+
+
+def beginnings_table() -> str:
+    """How many runs collapsed at each temperature, and how many of them came back."""
+    results = read(FIRST_TEMPERATURES)
+    if not results.rows:
+        return if_stored(FIRST_TEMPERATURES)
+    lines = []
+    for setting in results.settings(("estimator", "tau")):
+        rows = [row for row in results.where(**setting) if row.state == "finished"]
+        fallen = collapses(results, rows)
+        low, high = rate_interval(len(fallen), len(rows))
+        lines.append(
+            [
+                find_line(setting["estimator"]).label,
+                f"{setting['tau']:g}",
+                f"{len(rows)}",
+                f"{len(fallen)}",
+                f"{100 * low:.1f} to {100 * high:.1f} %",
+                f"{sum(epoch is not None for _, epoch in fallen)}",
+                f"{median(row.metrics['train'] for row in rows):.2f}" if rows else DASH,
+            ]
+        )
+    heads = ["", "τ", "runs", "collapsed after 4 epochs", "95 % interval", "came back by epoch 20"]
+    return markdown([*heads, "median of train \N{MINUS SIGN}ELBO"], lines)
+
+
+def precision_table() -> str:
+    """What TF32 changes, and whether either is where the paper is."""
+    results = read(PRECISION)
+    if not results.rows:
+        return if_stored(PRECISION)
+    lines = []
+    for metric, number in (("train", 2), ("test", 9)):
+        for key in results.estimators():
+            published = published_cells()[number, key, "8x16"].summary
+            means = [
+                final(results.where(estimator=key, tf32=tf32), metric) for tf32 in (True, False)
+            ]
+            apart = [compare(*means), *(compare(mean, published) for mean in means)]
+            lines.append(
+                [
+                    f"{find_line(key).label}, {metric}",
+                    *(
+                        f"{with_half(mean.mean, mean.half, 2)} ({mean.count} runs)"
+                        for mean in means
+                    ),
+                    *(with_half(x.difference, x.half, 2, "+") for x in apart),
+                ]
+            )
+    heads = ["", "TF32", "float32", "TF32 less float32", "TF32 less published"]
+    return markdown([*heads, "float32 less published"], lines)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -331,15 +331,44 @@ def test_what_decides_a_collapse(monkeypatch):
     put_in_place_of(monkeypatch, Results(reproduction.WEIGHTS, tuple(rows), curves))
     cells = lines_of(reproduction.weights_table())
     assert "41 of 400 runs collapsed" in cells
-    chance = 20 * 41 / 400 * 359 / 400
-    assert cells["initial weights"] == [
-        "20 (2 of them), 1 (1 of them), 0 (17 of them)",
-        f"{variance([20, 20, 1, *[0] * 17]):.2f}",
-        f"{chance:.2f}",
+    collapsed, spread, by_chance, p = cells["initial weights"]
+    assert collapsed == "20 (2 of them), 1 (1 of them), 0 (17 of them)"
+    assert spread == f"{variance([20, 20, 1, *[0] * 17]):.2f}"
+    assert float(by_chance) == pytest.approx(20 * 41 / 400 * 359 / 400, rel=0.05)
+    assert float(p) < 0.001
+    collapsed, spread, _, p = cells["batches and samples"]
+    assert collapsed == "3 (1 of them), 2 (19 of them)"
+    assert spread == f"{variance([3, *[2] * 19]):.2f}"
+    # more even than by chance: every other way is as uneven
+    assert float(p) == 1
+
+
+def test_collapses_at_each_temperature(monkeypatch):
+    assert "it takes `discretegrad run" in reproduction.beginnings_table()
+    rows, curves = [], {}
+    for run in recipe(reproduction.FIRST_TEMPERATURES).runs(estimators=("st",)):
+        fallen = run.tau == 2.0 and run.seed < 5
+        end = 214.4 if fallen and run.seed < 2 else 140.0
+        rows.append(row_of(run, train=end, test=end))
+        curves[run.identity, "train"] = {1: 400.0, 5: 214.4 if fallen else end, 20: end}
+    put_in_place_of(monkeypatch, Results(reproduction.FIRST_TEMPERATURES, tuple(rows), curves))
+    lines = [x.strip("| ").split(" | ") for x in reproduction.beginnings_table().splitlines()[2:]]
+    assert lines[0] == ["ST", "0.5", "50", "0", "0.0 to 7.1 %", "0", "140.00"]
+    assert lines[-1] == ["ST", "2", "50", "5", "4.3 to 21.4 %", "3", "140.00"]
+
+
+def test_what_tf32_changes(monkeypatch):
+    assert "it takes `discretegrad run" in reproduction.precision_table()
+    rows = [
+        row_of(run, train=113.0 + 0.4 * run.tf32 + 0.1 * (run.seed % 2), test=114.0)
+        for run in recipe(reproduction.PRECISION).runs(estimators=("st",))
     ]
-    assert cells["batches and samples"] == [
-        *("3 (1 of them), 2 (19 of them)", f"{variance([3, *[2] * 19]):.2f}", f"{chance:.2f}")
-    ]
+    put_in_place_of(monkeypatch, Results(reproduction.PRECISION, tuple(rows)))
+    tf32, float32, apart, ours, theirs = lines_of(reproduction.precision_table())["ST, train"]
+    assert (tf32, float32) == ("113.45 ± 0.02 (20 runs)", "113.05 ± 0.02 (20 runs)")
+    assert apart == "+0.40 ± 0.03"
+    # the paper has 112.94 there
+    assert [x.split()[0] for x in (ours, theirs)] == ["+0.51", "+0.11"]
 
 
 def test_reinmax_at_one_is_that_of_the_search():
