@@ -15,7 +15,7 @@ from ..halving import SEARCH_SEEDS, Halving, Rung
 from .claims import CLAIMS
 from .config import DATA, WORDS, BernoulliVae
 from .exhibits import exhibits
-from .gradients import METRICS
+from .gradients import METRICS, REFERENCE_DRAWS
 from .gradients import NAMES as GRADIENTS
 from .model import BernoulliVaeModel, memory
 from .published import RELEASED, table
@@ -246,8 +246,11 @@ def _gradients(evaluations: int) -> Recipe:
         metrics=("train", *GRADIENTS),
         data=("mnist",),
         note="Along each line's own training, at the logits of the first 20 bits of 4 training "
-        "images, given one draw of the other bits; against the exact gradient, by enumeration. "
-        "Networks and weights of an estimator are those that it has learned so far.",
+        "images. All bits are drawn, and networks and weights of an estimator are those that it "
+        "has learned so far. Deviation and bias are relative to the norm of the true gradient. "
+        f"That is the mean of {REFERENCE_DRAWS:,} draws of an unbiased estimator, which differs "
+        "from the truth by about its error.",
+        overview=True,
     )
 
 
