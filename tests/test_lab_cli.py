@@ -779,7 +779,7 @@ def test_data_that_no_run_reads_are_not_asked_for(here):
         result = call(*few, *options)
         assert result.exit_code == 0
         assert ("discretegrad data fetch listops" in result.stdout) == missing
-    bits = ("run", "bernoulli-vae-k2", "--dry-run", "--seeds", "1", "--estimators", "st")
+    bits = ("run", "bernoulli-vae-k2", "--dry-run", "--seeds", "1", "--estimators", "rodeo")
     shown = call(*bits, "--set", "data=omniglot").stdout
     assert "omniglot28.npz" in shown
     assert "data fetch mnist" in call(*bits).stdout
