@@ -20,6 +20,7 @@ from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
 from discretegrad_lab.stack import bits, compilation, learned
 from discretegrad_lab.stack.config import in_order
+from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import read_rows
@@ -273,7 +274,7 @@ def test_a_step_that_is_compiled_is_the_same(key, evaluations, backend, compiler
     for module in (model, decoder, learned):
         monkeypatch.setattr(module, "compiled", compiled)
     for module in (model, learned):
-        monkeypatch.setattr(module, "worth_compiling", lambda device, elements: True)
+        monkeypatch.setattr(module, "worth_compiling", lambda *_: True)
     fused = gradients_of_steps(runs)
     # most lines as a whole, those that make noise from seeds or want slopes in parts
     parts = ("gumbel_rao", "double_cv", "rodeo", "rebar", "relax")
@@ -303,6 +304,42 @@ def gradients_of_steps(runs):
     counted = task.evaluate(2)["loss_evaluations"].tolist()
     assert counted == [runs[0].evaluations] * 2
     return losses.detach(), *gradients
+
+
+@pytest.mark.parametrize(
+    ("device", "epochs", "members", "fuse"),
+    [
+        # few members and steps; many members; many steps, which always repay it
+        ("cuda", 3, 1, False),
+        ("cuda", 3, 4, True),
+        ("cuda", 1000, 1, True),
+        ("cpu", 1000, 4, False),
+    ],
+)
+def test_large_stacks_and_long_runs_are_compiled_on_a_gpu(
+    device, epochs, members, fuse, monkeypatch
+):
+    runs = [run("reinmax", 2, seed, epochs=epochs, steps_per_epoch=100) for seed in range(members)]
+    task, calls = BernoulliVaeModel(runs, CPU), []
+    monkeypatch.setattr(model, "compiled", lambda function: calls.append(function) or function)
+    monkeypatch.setattr(compilation, "FROM_ELEMENTS", 4 * BATCH * model.PIXELS)
+    task._device = torch.device(device)
+    task._choose_what_to_compile()
+    assert calls == ([model.batch_of, model.costs] if fuse else [])
+
+
+@pytest.mark.parametrize(("key", "evaluations"), [("rodeo", 2), ("relax", 3), ("relax-tied", 2)])
+def test_networks_of_estimators_start_as_in_keras(key, evaluations):
+    task = BernoulliVaeModel([run(key, evaluations, 3), run(key, evaluations, 4)], CPU)
+    layers = [x for x in task._learned.modules() if isinstance(x, Linear)]
+    assert len(layers) == 2
+    for layer in layers:
+        assert not layer.bias.any()
+        # Glorot's uniform distribution ends there
+        end = (6 / sum(layer.weight.shape[1:])) ** 0.5
+        largest = layer.weight.detach().abs().flatten(1).amax(1)
+        assert ((largest > 0.9 * end) & (largest <= end)).all()
+        assert not torch.equal(layer.weight[0], layer.weight[1])
 
 
 def test_slopes_of_the_decoder_and_their_derivatives():
