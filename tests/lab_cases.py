@@ -1,10 +1,13 @@
 """What tests of the lab share."""
 
+import itertools
+
 import torch
 
 from discretegrad_lab import tasks
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.stack import trainer
+from discretegrad_lab.tasks.bernoulli_vae import recipes as bits
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.data import Images
 from discretegrad_lab.tasks.evidence import DROPPED, Results, Row
@@ -31,6 +34,17 @@ def _has_runs(recipe):
 def use_table(monkeypatch, choice, path):
     """Have recipes read what searches chose in another table than the committed one."""
     monkeypatch.setitem(vars(choice), "path", path)
+
+
+def use_temperatures(monkeypatch, path, tau=1.0):
+    """Have the recipes of the Bernoulli VAE train as if their searches had chosen a temperature."""
+    use_table(monkeypatch, bits.CHOICE, path)
+    lines = {}
+    for data, evaluations in itertools.product(bits.DATA, bits.SCORES):
+        for key in tasks.recipe(f"bernoulli-vae-search-k{evaluations}").keys():
+            place = (data, str(evaluations), key)
+            lines[place] = [",".join((*place, str(tau), "100", "2", "valid", "commit 0a1b2c"))]
+    bits.CHOICE.write(lines)
 
 
 def searched(recipe, metrics):

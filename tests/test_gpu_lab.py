@@ -415,8 +415,9 @@ def gradients_of_bits(runs):
 
 
 def test_gradients_of_bits_are_compared(splits, monkeypatch):
-    monkeypatch.setattr(bits_gradients, "FREE", 6)
+    monkeypatch.setattr(bits_gradients, "FIRST", 6)
     monkeypatch.setattr(bits_gradients, "DRAWS", 64)
+    monkeypatch.setattr(bits_gradients, "REFERENCE_DRAWS", 1000)
     for key, evaluations in (("reinmax", 2), ("rodeo", 2), (recipes.SCORES[3][-1], 3)):
         _, metrics = trained([bits_of(key, evaluations, 0, compared=True)])
         for name in bits_gradients.NAMES:

@@ -478,6 +478,8 @@ BAD = {
     "run tiny --set epochs=few": ["a whole number as epochs, got 'few'"],
     "list tiny --set tau": ["give it as tau=0.5,1"],
     "report tiny": ["runs of tiny in runs", "discretegrad run tiny", "--runs"],
+    "report tiny vae-8x4": ["runs of tiny in runs", "`discretegrad run tiny`"],
+    "report vae-8x4 tiny --set tau=2": ["of vae-8x4@tau=2.0 in", "run vae-8x4 --set tau=2`"],
     "report": ["stored runs in runs", "discretegrad run", "--runs"],
     "report --check": ["below results, got none", "--results"],
     "report tiny --check": ["expected no recipe with --check"],
@@ -777,7 +779,7 @@ def test_data_that_no_run_reads_are_not_asked_for(here):
         result = call(*few, *options)
         assert result.exit_code == 0
         assert ("discretegrad data fetch listops" in result.stdout) == missing
-    bits = ("run", "bernoulli-vae-k2", "--dry-run", "--seeds", "1", "--estimators", "st")
+    bits = ("run", "bernoulli-vae-k2", "--dry-run", "--seeds", "1", "--estimators", "rodeo")
     shown = call(*bits, "--set", "data=omniglot").stdout
     assert "omniglot28.npz" in shown
     assert "data fetch mnist" in call(*bits).stdout

@@ -81,7 +81,7 @@ def test_what_cannot_be_run_is_refused(name, options, message):
 
 def test_every_claim_is_reported():
     for task in tasks.tasks().values():
-        ours = [recipe for recipe in RECIPES.values() if recipe.task is task]
+        ours = [recipe for recipe in tasks.recipes().values() if recipe.task is task]
         assert {name for recipe in ours for name in recipe.claims} == set(task.claims)
         for name, claim in task.claims.items():
             assert claim.name == name

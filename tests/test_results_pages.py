@@ -16,7 +16,7 @@ from discretegrad_lab.tasks.base import read_rows
 from discretegrad_lab.tasks.evidence import Measured, Results, Row
 from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.statistics import Comparison
-from lab_cases import searched, use_table
+from lab_cases import searched, use_table, use_temperatures
 
 
 @pytest.fixture
@@ -463,7 +463,8 @@ def bits_in_place(monkeypatch, name, epochs, **curves):
     put_in_place_of(monkeypatch, Results(name, tuple(rows), known))
 
 
-def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
+def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tmp_path):
+    use_temperatures(monkeypatch, tmp_path / "temperatures.csv")
     name, other = "bernoulli-vae-mnist-k2", "bernoulli-vae-mnist-k3"
     first = row_of(recipe(other).runs()[0], "started")
     put_in_place_of(monkeypatch, *map(Results, (*reproduction.BITS, *reproduction.BIT_GRADIENTS)))
@@ -484,7 +485,7 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
         *(("Train", "step"), ("Train", "seconds"), ("Test", "step"), ("Test", "seconds"))
     ]
     for figure, start in zip(figures, (100.0, 100.0, 105.0, 105.0), strict=True):
-        assert len(figure.curves) == 12
+        assert len(figure.curves) == 14
         for number, curve in enumerate(figure.curves):
             # the mean of the seeds 0 to 4, without the first tenth of each line's own axis
             ends = [start + number + 50 / epoch + 0.02 for epoch in (100, 500, 1000)]
@@ -502,7 +503,8 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch):
     assert name in reproduction.shown()
 
 
-def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch):
+def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
+    use_temperatures(monkeypatch, tmp_path / "temperatures.csv")
     put_in_place_of(monkeypatch, *map(Results, reproduction.BIT_GRADIENTS))
     none = reproduction.blocks()["bit gradients"]
     assert "".join(none.split()) == (
@@ -527,7 +529,7 @@ def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch):
         assert {curve.x for curve in figure.curves} == {(1000, 10_000, 30_000, 100_000, 300_000)}
         # the mean of the seeds 0 to 2
         found = [curve.y[-1] for curve in figure.curves]
-        assert found == pytest.approx([start + number + 0.01 for number in range(10)])
+        assert found == pytest.approx([start + number + 0.01 for number in range(11)])
     block = reproduction.blocks()["bit gradients"]
     assert re.findall(r"assets/[^)]+", block) == [f"assets/{name}.png"]
     assert "it takes `discretegrad run bernoulli-vae-gradients-k2`" in block

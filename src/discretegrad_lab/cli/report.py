@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +80,10 @@ def report(
                     typer.echo(f"discretegrad: {problem}", err=True)
                 rows = gather(reading, own, store, results, damaged)
                 if all(row.state == "missing" for row in rows.rows):
-                    words = selection.words(store) if recipes else reading.name
+                    # `run` takes one recipe, or the file that has it
+                    name = reading.name.partition("@")[0]
+                    one = [x for x in selection.recipes if x == name] or selection.recipes
+                    words = replace(selection, recipes=one or [name]).words(store)
                     raise ValueError(
                         f"expected runs of {reading.name} in {store.root}, got none; train them "
                         f"with `discretegrad run {words}`, or say where they are with --runs"

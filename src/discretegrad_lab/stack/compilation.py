@@ -10,14 +10,22 @@ import torch._functorch.config as functorch_config
 
 FROM_ELEMENTS = 2**20
 """Below, kernels are so short that compilation takes longer than it saves."""
+FROM_STEPS = 100_000
+"""From so many steps on even the shortest kernels save more time than compilation takes."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def worth_compiling(device: torch.device, elements: int) -> bool:
-    """Whether to compile what works on so many elements: on a GPU, if they are many."""
-    return device.type == "cuda" and elements >= FROM_ELEMENTS
+def worth_compiling(device: torch.device, elements: int, steps: int = 0) -> bool:
+    """Whether to compile what works on so many elements in each step: on a GPU, if they are many.
+
+    Args:
+        device: Where it runs.
+        elements: Of the largest tensor.
+        steps: Of a run; with enough of them the elements do not matter.
+    """
+    return device.type == "cuda" and (elements >= FROM_ELEMENTS or steps >= FROM_STEPS)
 
 
 # above any number of reads and operations: by default 5 reads are enough to store a result that is

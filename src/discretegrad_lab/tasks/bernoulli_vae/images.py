@@ -24,8 +24,10 @@ _TRAIN = 50_000
 
 
 def load_split(name: str, directory: Path | None = None) -> Split:
-    """The images of a data set, split as in the papers.
+    """The images of a data set, in parts of the sizes that the papers have.
 
+    Those of MNIST and Fashion-MNIST are in the order of the files; that of the papers' source of
+    images is believed to be another.
     The Omniglot of the papers is a file that is not to be had: here it is all drawings in another
     resize, of which as many are taken as there, at random but always the same.
 

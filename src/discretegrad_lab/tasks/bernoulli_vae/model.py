@@ -116,17 +116,20 @@ class BernoulliVaeModel(Model):
         taus = [member.tau for member in runs]
         self._learned = make_learned(run.line, starts, taus, PIXELS + run.latents)
         if self._learned is not None:
+            if run.start == "glorot":
+                start_as_glorot(self._learned, starts)
             own = dict(self._learned.to(device).named_parameters())
             self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
 
     def _choose_what_to_compile(self) -> None:
-        """Of a large stack on a GPU, where a step is all memory traffic.
+        """On a GPU, of large stacks, where a step is all memory traffic, and of all long runs.
 
         A compiled function can be differentiated once, and the library lets nothing learn within
         one: then parts of it are compiled.
         """
         run, row = self._run, ESTIMATORS[self._run.line.row]
-        fuse = worth_compiling(self._device, self._members * run.batch * PIXELS)
+        elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
+        fuse = worth_compiling(self._device, elements, steps)
         once = row.kind == "sampler" or not row.needs_grad_f
         # what makes noise from seeds is a kernel of its own
         whole = fuse and once and not run.line.takes("seed")

@@ -12,10 +12,10 @@ from ...stack.lines import Line
 from ..base import Build, Metric, Recipe, Run, Task
 from ..chosen import Choice
 from ..halving import SEARCH_SEEDS, Halving, Rung
-from .claims import CLAIMS
+from .claims import CLAIMS, EXACT_DIVERGENCE
 from .config import DATA, WORDS, BernoulliVae
 from .exhibits import exhibits
-from .gradients import METRICS
+from .gradients import METRICS, REFERENCE_DRAWS
 from .gradients import NAMES as GRADIENTS
 from .model import BernoulliVaeModel, memory
 from .published import RELEASED, table
@@ -36,7 +36,11 @@ TASK = Task(
     words=WORDS,
     claims=CLAIMS,
 )
-SAMPLERS = ("reinmax", "st", "stgs", "gst-1.0", "gr-mck")
+EXACT = Line(
+    "ReinMax, exact divergence", "reinmax", key=EXACT_DIVERGENCE, colour="#0072B2", dash="10 3"
+)
+"""As all others but for the divergence, whose expectation is beside the loss."""
+SAMPLERS = ("reinmax", EXACT, "st", "stgs", "gst-1.0", "gr-mck")
 """Lines with a temperature, which is searched."""
 _RLOO = Line("RLOO", "leave_one_out", key="leave-one-out", colour="#999933", dash="2 3")
 _DOUBLE = Line("Double CV", "double_cv", colour="#117733")
@@ -47,12 +51,16 @@ SCORES: dict[int, tuple[str | Line, ...]] = {
         _DOUBLE,
         "rodeo",
         Line("REBAR", "rebar", colour="#882255", dash="6 3"),
+        Line("RELAX, tied", "relax", key="relax-tied", colour="#882255", dash="10 3", tied=True),
     ),
     3: (
         _RLOO,
         Line("ARMS", "arms", colour="#332288"),
         _DOUBLE,
         "rodeo",
+        Line(
+            "REBAR, untied", "rebar", key="rebar-untied", colour="#882255", dash="2 3", tied=False
+        ),
         Line("RELAX", "relax", colour="#882255"),
     ),
 }
@@ -68,6 +76,8 @@ CORRECTED = Line(
 PRIORS = {AS_RELEASED.key: "released", CORRECTED.key: "learned"}
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.1, 1.2, 1.3, 1.5)
 """Candidates of the search."""
+SMALL_TEMPERATURES = dict.fromkeys(("stgs", "gst-1.0", "gr-mck"), (0.1, 0.2))
+"""Further ones of lines with a relaxed sample, which may be best where it is nearly discrete."""
 RUNGS = (Rung(25), Rung(75))
 """Of 200 epochs: half of the candidates train beyond the first, a quarter to the end."""
 CHOICE = Choice(
@@ -77,7 +87,7 @@ CHOICE = Choice(
     fields=("tau",),
     by=("valid",),
 )
-"""Found by the searches; lines of the table without a score are where they were not trained yet."""
+"""Found by the searches, which what trains with a temperature waits for."""
 # where the temperature starts of estimators that learn it: as in the released code of RELAX
 _LEARNED_TAU = 0.1
 
@@ -88,14 +98,22 @@ def lines(evaluations: int) -> tuple[str | Line, ...]:
 
 
 def temperature(data: str, evaluations: int, estimator: str) -> float:
-    """What the search found to be best; 1 for lines that were not searched."""
-    chosen = CHOICE.setting(estimator, "valid", data, evaluations)
-    return 1.0 if chosen is None else float(chosen["tau"])
+    """What the search found to be best.
+
+    Raises:
+        NotChosen: If nothing was chosen yet.
+    """
+    search = f"bernoulli-vae-search-k{evaluations}"
+    return float(CHOICE.required(search, estimator, "valid", data, evaluations)["tau"])
+
+
+def _key(estimator: str | Line) -> str:
+    return estimator.key if isinstance(estimator, Line) else estimator
 
 
 def _run(estimator: Any, seed: int, data: Any, evaluations: int, **changes: Any) -> BernoulliVae:
-    """A run under the protocol of its line."""
-    key = estimator.key if isinstance(estimator, Line) else estimator
+    """A run under the protocol of its line; a temperature that is to be searched is 1."""
+    key = _key(estimator)
     fields: dict[str, Any] = {
         "estimator": estimator,
         "seed": seed,
@@ -104,10 +122,11 @@ def _run(estimator: Any, seed: int, data: Any, evaluations: int, **changes: Any)
         "tf32": True,
         # as in the released scripts of the baselines
         "learning_rate": 3e-4 if data == "fashion-mnist" else 1e-3,
-        "tau": temperature(data, evaluations, key),
     }
-    if key in ("rebar", "relax"):
+    if isinstance(estimator, Line) and estimator.row in ("rebar", "relax"):
         fields["tau"] = _LEARNED_TAU
+    if key == EXACT.key:
+        fields["divergence"] = "exact"
     if key in PRIORS:
         # as in the released script of ReinMax
         hot = data == "omniglot" and evaluations == 3
@@ -124,10 +143,18 @@ def _run(estimator: Any, seed: int, data: Any, evaluations: int, **changes: Any)
     return BernoulliVae(**fields | changes)
 
 
-def _build(evaluations: int, names: Sequence[str], **changes: Any) -> Build:
+def _build(
+    evaluations: int, names: Sequence[str], *, searched: bool = True, **changes: Any
+) -> Build:
+    """Runs on these data sets, with the temperatures that the search chose, or without a search."""
+
     def build(estimator: Any, seed: int) -> Iterator[Run]:
+        key = _key(estimator)
         for data in names:
-            yield _run(estimator, seed, data, evaluations, **changes)
+            tau = {}
+            if searched and key in [_key(x) for x in SAMPLERS]:
+                tau["tau"] = temperature(data, evaluations, key)
+            yield _run(estimator, seed, data, evaluations, **tau | changes)
 
     return build
 
@@ -182,9 +209,11 @@ def _all_data(evaluations: int) -> Recipe:
         data=tuple(DATA),
         panels=("data",),
         curves=False,
+        claims=tuple(CLAIMS),
         note=_NOTE + _OMNIGLOT,
         overview=True,
         against=("reinmax", "rodeo"),
+        exhibits=exhibits,
     )
 
 
@@ -193,7 +222,7 @@ def _times(evaluations: int) -> Recipe:
         f"bernoulli-vae-times-k{evaluations}",
         f"What a step of the Bernoulli VAE takes, {evaluations} evaluations",
         TASK,
-        _build(evaluations, tuple(DATA), epochs=3),
+        _build(evaluations, tuple(DATA), searched=False, epochs=3),
         # 75 members in a stack
         seeds=tuple(range(25)),
         estimators=lines(evaluations),
@@ -211,7 +240,7 @@ def _times(evaluations: int) -> Recipe:
 def _search(evaluations: int) -> Recipe:
     def build(estimator: Any, seed: int) -> Iterator[Run]:
         for data in DATA:
-            for tau in TEMPERATURES:
+            for tau in (*SMALL_TEMPERATURES.get(_key(estimator), ()), *TEMPERATURES):
                 yield _run(estimator, seed, data, evaluations, tau=tau, epochs=200)
 
     return Recipe(
@@ -233,7 +262,7 @@ def _search(evaluations: int) -> Recipe:
 
 
 def _gradients(evaluations: int) -> Recipe:
-    alike = tuple(x for x in lines(evaluations) if x not in (AS_RELEASED, CORRECTED))
+    alike = tuple(x for x in lines(evaluations) if x not in (AS_RELEASED, CORRECTED, EXACT))
     return Recipe(
         f"bernoulli-vae-gradients-k{evaluations}",
         f"Gradients of the Bernoulli VAE on MNIST, {evaluations} evaluations",
@@ -246,8 +275,11 @@ def _gradients(evaluations: int) -> Recipe:
         metrics=("train", *GRADIENTS),
         data=("mnist",),
         note="Along each line's own training, at the logits of the first 20 bits of 4 training "
-        "images, given one draw of the other bits; against the exact gradient, by enumeration. "
-        "Networks and weights of an estimator are those that it has learned so far.",
+        "images. All bits are drawn, and networks and weights of an estimator are those that it "
+        "has learned so far. Deviation and bias are relative to the norm of the true gradient. "
+        f"That is the mean of {REFERENCE_DRAWS:,} draws of an unbiased estimator, which differs "
+        "from the truth by about its error.",
+        overview=True,
     )
 
 
