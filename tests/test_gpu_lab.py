@@ -238,7 +238,11 @@ def gradients_of_a_step(runs):
     return {name: parameter.grad for name, parameter in model.parameters.items()}
 
 
-@pytest.mark.parametrize("lines", [SAMPLERS, [RLOO]], ids=["samplers", "rloo"])
+@pytest.mark.parametrize(
+    "lines",
+    [SAMPLERS, [RLOO], [Line("DisARM-Tree", "disarm_tree")]],
+    ids=["samplers", "rloo", "tree"],
+)
 def test_several_samples_in_graphs_and_compiled(lines, images, monkeypatch):
     runs = [vae(line, seed=seed, samples=4) for line in lines for seed in (0, 1)]
     captured, _ = trained(runs)

@@ -379,15 +379,27 @@ def test_score_functions_that_cannot_be_trained_are_refused(line, message):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", BY_HAND)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
-def test_a_compiled_task_with_a_score_function_trains_as_a_plain_one(monkeypatch):
+def test_a_compiled_task_with_a_score_function_trains_as_a_plain_one(key, monkeypatch):
     torch._dynamo.reset()
-    runs = [score("disarm-tree", seed=seed, binarised=True, slope=0.2) for seed in (0, 1)]
+    runs = [score(key, seed=seed, binarised=True, slope=0.2) for seed in (0, 1)]
     for module in (vae, scored):
-        monkeypatch.setattr(module, "worth_compiling", lambda device, elements: True)
+        monkeypatch.setattr(module, "worth_compiling", lambda *_: True)
     fused = ScoredVae(runs, CPU, images=IMAGES)
     monkeypatch.undo()
     plain = ScoredVae(runs, CPU, images=IMAGES)
-    assert fused._costs is not plain._costs is scored.reconstruction_of_samples
+    names = ("_costs",) if key == "reinforce" else ("_loss_at", "_pairs")
+    for name in ("_costs", "_loss_at", "_pairs"):
+        assert (getattr(fused, name) is getattr(plain, name)) == (name not in names)
     torch.testing.assert_close(train(fused, 5), train(plain, 5), rtol=1e-4, atol=1e-4)
     torch._dynamo.reset()
+
+
+def test_long_runs_of_small_stacks_are_compiled_on_a_gpu(monkeypatch):
+    asked = []
+    for module in (vae, scored):
+        monkeypatch.setattr(module, "worth_compiling", lambda *x: asked.append(x) or False)
+    one = score("rloo", epochs=7)
+    task = ScoredVae([one], CPU, images=IMAGES)
+    assert asked == [(CPU, one.batch * vae.PIXELS, 7 * task.steps_per_epoch)] * 2

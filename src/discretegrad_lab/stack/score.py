@@ -1,11 +1,13 @@
 """Draws for the score functions of a stack, which evaluate the loss at several samples."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from discretegrad import ESTIMATORS
 from discretegrad._math import softmax
 from discretegrad._random import widest
-from discretegrad._tree import antithetic_leaves, make_nodes
+from discretegrad._tree import Tree, antithetic_leaves, make_nodes
 
 from .lines import Line
 from .noise import Noise
@@ -46,7 +48,20 @@ def sample_count(line: Line, samples: int = 1) -> int:
     return count
 
 
-def draw(line: Line, logits: Tensor, noise: Noise, samples: int = 1) -> Tensor:
+def antithetic(logits: Tensor, uniform: Tensor, tree: Tree) -> Tensor:
+    """Pairs of categories by a uniform number for each node of a tree, (2 pairs, ...)."""
+    # in the precision of the library, where a choice and its partner are compared
+    probs = softmax(logits.detach()).to(widest(logits.device))
+    return antithetic_leaves(make_nodes(probs, tree), uniform, tree).squeeze(-1)
+
+
+def draw(
+    line: Line,
+    logits: Tensor,
+    noise: Noise,
+    samples: int = 1,
+    pairs: Callable[[Tensor, Tensor, Tree], Tensor] = antithetic,
+) -> Tensor:
     """What to give to the function of the line: categories, (samples, members, ...).
 
     Args:
@@ -54,13 +69,11 @@ def draw(line: Line, logits: Tensor, noise: Noise, samples: int = 1) -> Tensor:
         logits: (members, ..., categories).
         noise: The random numbers of the members.
         samples: As in ``sample_count``.
+        pairs: ``antithetic``, or what it was compiled to.
     """
     count = sample_count(line, samples)
     if line.row != "disarm_tree":
         return noise.categories(logits, repeats=count).movedim(1, 0)
-    # in the precision of the library, where a choice and its partner are compared
-    probs = softmax(logits.detach()).to(widest(logits.device))
-    tree = dict(line.options).get("tree", "balanced")
     shape = (count // 2, *logits.shape[1:-1], logits.shape[-1] - 1)
     uniform = noise.uniform(*shape).movedim(1, 0)
-    return antithetic_leaves(make_nodes(probs, tree), uniform, tree).squeeze(-1)
+    return pairs(logits, uniform, dict(line.options).get("tree", "balanced"))

@@ -107,7 +107,8 @@ class VaeModel(Model):
         self.groups["model"] = Group.of_runs(parameters, runs)
 
         # what is all memory traffic in a step
-        fuse = worth_compiling(device, self._members * run.batch * PIXELS)
+        elements, steps = self._members * run.batch * PIXELS, run.epochs * self.steps_per_epoch
+        fuse = worth_compiling(device, elements, steps)
         self._logits = compiled(_logits) if fuse else _logits
         self._loss = compiled(_loss) if fuse else _loss
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...stack.compilation import compiled, worth_compiling
-from ...stack.score import draw, sample_count
+from ...stack.score import antithetic, draw, sample_count
 from .config import Vae
 from .model import PIXELS, VaeModel, with_divergence
 from .several import memory_of_samples, reconstruction_of_samples
@@ -32,20 +32,31 @@ class ScoredVae(VaeModel):
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
     ) -> None:
         super().__init__(runs, device, data, **images)
-        self._line, self._samples = runs[0].trained.line, runs[0].samples
-        fuse = worth_compiling(device, len(runs) * runs[0].batch * PIXELS)
-        self._costs = compiled(reconstruction_of_samples) if fuse else reconstruction_of_samples
+        run = runs[0]
+        self._line, self._samples = run.trained.line, run.samples
+        elements, steps = len(runs) * run.batch * PIXELS, run.epochs * self.steps_per_epoch
+        fuse = worth_compiling(device, elements, steps)
+        # the estimate too, if it asks for values alone: that of a tree is of many small operations
+        whole = fuse and self._line.row in _AT_THE_SAMPLES
+        self._loss_at = compiled(loss_at) if whole else loss_at
+        self._pairs = compiled(antithetic) if whole else antithetic
+        apart = fuse and not whole
+        self._costs = compiled(reconstruction_of_samples) if apart else reconstruction_of_samples
 
     def losses(self) -> dict[str, Tensor]:
         """The mean negative ELBO of the next batch, over K samples of each image."""
         x = self._next_batch()
         logits = self._logits(self._encoder, x, self._latents)
-        given = draw(self._line, logits, self._noise, self._samples)
+        given = draw(self._line, logits, self._noise, self._samples, self._pairs)
+        self._noise.next_step()
+        return {"train": self._loss_at(self, x, logits, given)}
+
+    def loss_at(self, x: Tensor, logits: Tensor, given: Tensor) -> Tensor:
+        """The same for a batch, the logits of its codes and samples of them, (members,)."""
         costs = self._line.function(
             logits, self._loss_of_a_sample(given, x), given=given, **dict(self._line.options)
         )
-        self._noise.next_step()
-        return {"train": with_divergence(costs.sum(1), logits)}
+        return with_divergence(costs.sum(1), logits)
 
     def _loss_of_a_sample(self, given: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
         """The cross entropy of each image with its sample, (members, batch)."""
@@ -57,6 +68,11 @@ class ScoredVae(VaeModel):
         codes.scatter_(-1, given.unsqueeze(-1), 1.0)
         costs = iter(self._costs(self._decoder, codes.movedim(0, 1), x).unbind(1))
         return lambda z: next(costs)
+
+
+def loss_at(model: ScoredVae, x: Tensor, logits: Tensor, given: Tensor) -> Tensor:
+    """``ScoredVae.loss_at`` as a function, which can be compiled."""
+    return model.loss_at(x, logits, given)
 
 
 def further_memory(run: Vae) -> int:

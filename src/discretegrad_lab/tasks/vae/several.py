@@ -26,7 +26,8 @@ class SeveralVae(VaeModel):
     ) -> None:
         super().__init__(runs, device, data, **images)
         self._samples = runs[0].samples
-        fuse = worth_compiling(device, len(runs) * self._samples * runs[0].batch * PIXELS)
+        elements = len(runs) * self._samples * runs[0].batch * PIXELS
+        fuse = worth_compiling(device, elements, runs[0].epochs * self.steps_per_epoch)
         self._mean_loss = compiled(loss_of_samples) if fuse else loss_of_samples
 
     def losses(self) -> dict[str, Tensor]:
