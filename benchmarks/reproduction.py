@@ -53,6 +53,7 @@ BEGINNINGS = WEIGHTS, FIRST_TEMPERATURES = (
 )
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
+BY_TEMPERATURE = "vae-8x4-gradients-by-temperature"
 LARGE = ("vae-32x64", "vae-64x32")
 SAMPLES, SMALL_SAMPLES = "vae-10x30-samples", "vae-8x4-samples"
 SEARCHES = tuple(name.replace("vae-", "vae-search-") for name in COLUMNS)
@@ -71,7 +72,7 @@ DRAWINGS = {PARSING: ("trees-reinmax.svg",), SEARCHED: ("cells.svg", "probabilit
 STORED = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 NAMED = (*BEGINNINGS, *LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES)
 NAMED += (*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS)
-NAMED += (*BIT_GRADIENTS, PRECISION)
+NAMED += (*BIT_GRADIENTS, PRECISION, BY_TEMPERATURE)
 # the recipes of the page; those in NAMED are left out until they have been trained
 ALL = (*OTHER_SIZES, COLLAPSE, *STORED, *NAMED)
 # headings of the page, and whose runs speak there for the claims of the paper
@@ -132,6 +133,7 @@ def blocks() -> dict[str, str]:
         ),
         "samples": samples_block(),
         "small samples": if_stored(SMALL_SAMPLES),
+        "by temperature": if_stored(BY_TEMPERATURE),
         "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
         "heat map": if_stored(TEMPERATURES, "Train loss of each estimator at each temperature"),
         "chosen": chosen_tables(),
