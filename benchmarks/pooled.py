@@ -16,17 +16,17 @@ from discretegrad_lab.tasks.statistics import LEVEL, Comparison
 NORMAL = NormalDist()
 
 
-class Cell(NamedTuple):
-    """A published number that ours can be compared with."""
+class Difference(NamedTuple):
+    """Ours less a published number."""
 
     estimator: str
     comparison: Comparison
 
 
-def cells(read: Sequence[tuple[Reading, Results]], metric: str) -> list[Cell]:
+def differences(read: Sequence[tuple[Reading, Results]], metric: str) -> list[Difference]:
     """Those of a metric, without published numbers that are in doubt."""
     return [
-        Cell(entry.estimator, entry.comparison)
+        Difference(entry.estimator, entry.comparison)
         for reading, results in read
         for entry in entries(reading, results)
         if entry.metric.name == metric
@@ -49,9 +49,9 @@ def pooled(comparisons: Sequence[Comparison]) -> Comparison:
 
 def table(read: Sequence[tuple[Reading, Results]], metrics: Sequence[str]) -> str:
     """A row for each line and one for all; the difference in each metric, and its p."""
-    found = {metric: cells(read, metric) for metric in metrics}
+    found = {metric: differences(read, metric) for metric in metrics}
     lines: dict[str, set[str]] = {
-        line(cell.estimator).label: {cell.estimator} for own in found.values() for cell in own
+        line(x.estimator).label: {x.estimator} for own in found.values() for x in own
     }
     lines["all together"] = set().union(*lines.values())
     heads, rows = [""], []
@@ -60,7 +60,7 @@ def table(read: Sequence[tuple[Reading, Results]], metrics: Sequence[str]) -> st
     for label, keys in lines.items():
         row = [label]
         for own in found.values():
-            comparisons = [cell.comparison for cell in own if cell.estimator in keys]
+            comparisons = [x.comparison for x in own if x.estimator in keys]
             mean = pooled(comparisons)
             row += [str(len(comparisons)), with_half(mean.difference, mean.half, 2, "+")]
             row.append(mean.chance)

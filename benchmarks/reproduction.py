@@ -8,7 +8,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -442,21 +442,18 @@ def collapses(results: Results, rows: Sequence[Row]) -> list[tuple[Row, int | No
 def weights_table() -> str:
     """How many runs collapsed for each initial weights, and for each seed of all else."""
     results = read(WEIGHTS)
-    if not results.rows:
+    if not results.counts()["finished"]:
         return if_stored(WEIGHTS)
     ended = [row for row in results.rows if row.state == "finished"]
     fallen, lines = collapses(results, ended), []
-    shuffled = random.Random(0)
+    chance = random.Random(0)
     for words, field in (("initial weights", "weights_seed"), ("batches and samples", "seed")):
-        values = [row.config[field] for row in ended]
-
-        def counted(some: Iterable[Any], values: Sequence[Any] = values) -> list[int]:
-            counts = Counter(some)
-            return sorted((counts[x] for x in set(values)), reverse=True)
-
-        each = counted(row.config[field] for row, _ in fallen)
-        others = [variance(counted(shuffled.sample(values, len(fallen)))) for _ in range(_SHUFFLES)]
-        p = (1 + sum(x >= variance(each) for x in others)) / (1 + _SHUFFLES)
+        seeds = [row.config[field] for row in ended]
+        each = _counts([row.config[field] for row, _ in fallen], seeds)
+        others = [
+            variance(_counts(chance.sample(seeds, len(fallen)), seeds)) for _ in range(_CHOICES)
+        ]
+        p = (1 + sum(x >= variance(each) for x in others)) / (1 + _CHOICES)
         collapsed = ", ".join(f"{n} ({each.count(n)} of them)" for n in dict.fromkeys(each))
         lines.append(
             [words, collapsed, f"{variance(each):.2f}", f"{fmean(others):.2f}", f"{p:.2g}"]
@@ -465,9 +462,15 @@ def weights_table() -> str:
     return markdown([*heads, "variance of that", "by chance alone", "p"], lines)
 
 
-_SHUFFLES = 2_000
-"""Ways to choose other runs as those that collapsed: the p is the share of them with such a
-variance."""
+def _counts(chosen: Sequence[int], seeds: Sequence[int]) -> list[int]:
+    """How many of the chosen have each seed, the most first."""
+    counts = Counter(chosen)
+    return sorted((counts[seed] for seed in set(seeds)), reverse=True)
+
+
+_CHOICES = 2_000
+"""So often as many runs are chosen at random in place of those that collapsed. The p is the share
+of these choices that are as uneven."""
 
 
 def beginnings_table() -> str:
@@ -478,6 +481,8 @@ def beginnings_table() -> str:
     lines = []
     for setting in results.settings(("estimator", "tau")):
         rows = [row for row in results.where(**setting) if row.state == "finished"]
+        if not rows:
+            continue
         fallen = collapses(results, rows)
         low, high = rate_interval(len(fallen), len(rows))
         lines.append(
@@ -488,7 +493,7 @@ def beginnings_table() -> str:
                 f"{len(fallen)}",
                 f"{100 * low:.1f} to {100 * high:.1f} %",
                 f"{sum(epoch is not None for _, epoch in fallen)}",
-                f"{median(row.metrics['train'] for row in rows):.2f}" if rows else DASH,
+                f"{median(row.metrics['train'] for row in rows):.2f}",
             ]
         )
     heads = ["", "τ", "runs", "collapsed after 4 epochs", "95 % interval", "came back by epoch 20"]

@@ -14,11 +14,12 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against kernels listops measure pages plain pooled reproduction run samplers search several "
-    "stacks steps subsets table"
+    "against claims kernels listops measure pages plain pooled reproduction run samplers search "
+    "several stacks steps subsets table"
 )
 (
     against,
+    claims,
     kernels,
     listops,
     measure,

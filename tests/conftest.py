@@ -28,7 +28,8 @@ for number, handler in (
 
 has_triton = importlib.util.find_spec("triton") is not None
 # there is none on Windows and macOS
-collect_ignore = [] if has_triton else ["test_gpu_lab.py", "test_lab_listops_kernels.py"]
+needing_triton = ["test_gpu_kernels.py", "test_gpu_lab.py", "test_lab_listops_kernels.py"]
+collect_ignore = [] if has_triton else needing_triton
 if not torch.cuda.is_available():
     # Triton and the library read it when they are imported: kernels then run without a GPU
     os.environ.setdefault("TRITON_INTERPRET", "1")

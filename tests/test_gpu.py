@@ -13,9 +13,6 @@ from kernel_cases import warm_up
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 
 @pytest.fixture
 def cuda_generator():

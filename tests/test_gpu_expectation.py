@@ -9,10 +9,6 @@ from discretegrad.expectation import make_object
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
-
 fixed_draws = pytest.fixture(score_oracles.fixed_draws)
 
 

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 from scipy import stats
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -29,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import discretegrad
 import philox_reference
 from discretegrad import sample_index, select
-from discretegrad.kernels import dispatch
+from discretegrad.kernels import dispatch, philox
 from kernel_cases import (
     BLENDS,
     BY_METHOD,
@@ -55,14 +57,6 @@ from kernel_cases import (
 )
 
 pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-from discretegrad.kernels import philox  # noqa: E402
 
 DEVICE = "cuda"
 BITS = BY_METHOD["bernoulli", "reinmax"]

@@ -47,9 +47,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 SAMPLERS = [name for name, one in LINES.items() if one.kind == "sampler"]
 
 

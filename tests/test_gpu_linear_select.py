@@ -12,9 +12,6 @@ from kernel_cases import CATEGORICAL, LEVEL, REINMAX, chi_square, each, normal, 
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 TILED = [case for case in CATEGORICAL if case.name != "gumbel_rao"]
 # an error may be this much of the largest number; the reference rounds logits as the code does
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-8, torch.bfloat16: 2**-6}

@@ -17,9 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 
 @pytest.mark.parametrize("full", [False, True], ids=["gdas", "full"])
 def test_gradients_are_those_of_a_cpu(full, monkeypatch):

@@ -18,9 +18,6 @@ from subset_cases import OPTIONS, assert_near, check_steps, draws_of, gradients_
 
 pytestmark = pytest.mark.gpu
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-
 # rows, items, k: those of the benchmark, both ends, and more items left out than chosen
 SIZES = [
     *[(400, 32, 4), (1024, 256, 8), (256, 1024, 64), (16, 5000, 100)],

@@ -17,7 +17,7 @@ from discretegrad_lab.stack.noise import Noise, mixed
 from discretegrad_lab.stack.score import draw, sample_count
 from discretegrad_lab.tasks import pixels
 from discretegrad_lab.tasks.evidence import Results, Row
-from discretegrad_lab.tasks.vae import enumerated, scored
+from discretegrad_lab.tasks.vae import enumerated, scored, several
 from discretegrad_lab.tasks.vae import model as vae
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.large_recipes import SCORES
@@ -398,8 +398,11 @@ def test_a_compiled_task_with_a_score_function_trains_as_a_plain_one(key, monkey
 
 def test_long_runs_of_small_stacks_are_compiled_on_a_gpu(monkeypatch):
     asked = []
-    for module in (vae, scored):
+    for module in (vae, scored, several):
         monkeypatch.setattr(module, "worth_compiling", lambda *x: asked.append(x) or False)
-    one = score("rloo", epochs=7)
-    task = ScoredVae([one], CPU, images=IMAGES)
-    assert asked == [(CPU, one.batch * vae.PIXELS, 7 * task.steps_per_epoch)] * 2
+    one, other = score("rloo", epochs=7), run("st", epochs=7, samples=3)
+    elements = one.batch * vae.PIXELS
+    steps = 7 * ScoredVae([one], CPU, images=IMAGES).steps_per_epoch
+    assert asked == [(CPU, elements, steps)] * 2
+    several.SeveralVae([other], CPU, images=IMAGES)
+    assert asked[2:] == [(CPU, elements, steps), (CPU, 3 * elements, steps)]

@@ -633,6 +633,22 @@ def test_the_real_files():
 
 
 @needs_files
+def test_what_the_page_says_of_guesses_is_true():
+    """How often the most frequent value of long expressions is right, and that of an operator."""
+    page = " ".join((Path(__file__).parents[1] / "docs" / "listops.md").read_text().split())
+    test = data.load_listops().long_test
+    long = test.lengths >= 200
+    operators, values = test.tokens[long][:, 1].tolist(), test.labels[long].tolist()
+    frequent = Counter(values).most_common(1)[0][1] / len(values)
+    each = (
+        Counter(v for o, v in zip(operators, values, strict=True) if o == x) for x in set(operators)
+    )
+    by_operator = sum(x.most_common(1)[0][1] for x in each) / len(values)
+    assert f"would be right in {100 * frequent:.1f} %" in page
+    assert f"outermost operator in {100 * by_operator:.1f} %" in page
+
+
+@needs_files
 @pytest.mark.slow
 def test_generated_data_are_as_long_as_the_real_ones():
     """As many are drawn as were published, since the more there are, the longer they become."""

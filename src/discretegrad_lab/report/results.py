@@ -356,7 +356,8 @@ def _thinned(numbers: Mapping[int, int]) -> list[int]:
     them every one, or those that 2, 4 and so on divide, until the file is small enough.
 
     Each of these is a part of the one before, so that curves that were thinned once lose nothing
-    when others are added to them. What a task measures after every tenth epoch is kept as well.
+    when others are added to them. Of what a task measures after every tenth epoch the second keeps
+    everything.
     """
     stride, kept = 1, sorted(numbers)
     while sum(numbers[epoch] for epoch in kept[1:]) > _CURVE_NUMBERS and stride < max(numbers):

@@ -11,7 +11,7 @@ import torch._functorch.config as functorch_config
 FROM_ELEMENTS = 2**20
 """Below, kernels are so short that compilation takes longer than it saves."""
 FROM_STEPS = 100_000
-"""From so many steps on even the shortest kernels save more time than compilation takes."""
+"""A run of so many is taken to repay compilation, however short its kernels are."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
