@@ -397,7 +397,7 @@ def test_a_report_takes_shared_runs_from_the_results_of_other_recipes(tmp_path):
         dataclasses.replace(row, state=state, metrics={})
         for row, state in zip(column.rows, itertools.cycle(("missing", "started")), strict=False)
     ]
-    for name in ("vae-8x4-exact", "a-later-one"):
+    for name in ("vae-8x4-exact", "vae-8x4-later"):
         write_results(Results(name, tuple(unknown)), tmp_path / name)
     gathered = gather(of_recipe(recipe), recipe.runs(), store, tmp_path, damaged)
     for row in gathered.rows:
