@@ -25,6 +25,7 @@ from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.measures import measure as measure_parses
 from discretegrad_lab.tasks.listops.model import greatest
 from discretegrad_lab.tasks.listops.parse import Way
+from discretegrad_lab.tasks.listops.recipes import SCORES
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.tasks.vae import gradients, measures
 from discretegrad_lab.tasks.vae.config import Vae
@@ -237,7 +238,7 @@ def gradients_of_a_step(runs):
 
 @pytest.mark.parametrize(
     "lines",
-    [SAMPLERS, [RLOO], [Line("DisARM-Tree", "disarm_tree")]],
+    [SAMPLERS, [RLOO], [Line("Tree", "disarm_tree")]],
     ids=["samplers", "rloo", "tree"],
 )
 def test_several_samples_in_graphs_and_compiled(lines, images, monkeypatch):
@@ -430,7 +431,8 @@ def parsing(estimator, **fields):
     return Parsing(estimator=estimator, data="generated", draws=3, **small | fields)
 
 
-SCORED = Line("RLOO-2", "leave_one_out", num_samples=2)
+SCORED = SCORES[0]
+"""RLOO with two parses."""
 
 
 @pytest.mark.parametrize(
