@@ -257,6 +257,17 @@ def test_the_number_of_draws_that_would_tell_does_tell(untimed):
     assert diagnose(logits, f, ["straight_through"], **enough).rows[0].verdict == "biased"
 
 
+def test_too_few_draws_beside_a_long_run_can_be_cured(untimed):
+    arguments = {"seed": 0, "reference": "leave_one_out"}
+    (few,) = diagnosed([("straight_through", {"tau": 3.0})], num_draws=31, **arguments).rows
+    assert (few.verdict, few.draws_needed) == ("too few draws", 32)
+    # the long run has as many at least, so that its length is never what is missing
+    (enough,) = diagnosed([("straight_through", {"tau": 3.0})], num_draws=32, **arguments).rows
+    assert enough.draws_needed is None
+    short = diagnosed(["exact"], num_draws=2, **arguments)
+    assert short.reference == "mean of 32 draws of leave_one_out K=16"
+
+
 def test_one_rare_outcome_among_likely_values(untimed):
     # every value is likely, and f is 0 but for one of 4096 outcomes: most runs do not draw it
     def f(z):
@@ -430,7 +441,7 @@ def test_kinds_of_reference(untimed):
     assert beyond.reference == "mean of 80 draws of leave_one_out K=16"
     assert reference("disarm").reference == "mean of 80 draws of disarm K=16"
     for item in (("arms", {"num_samples": 4}), (ESTIMATORS["arms"], {"num_samples": 4})):
-        assert reference(item, reference_draws=9).reference == "mean of 9 draws of arms K=4"
+        assert reference(item, reference_draws=50).reference == "mean of 50 draws of arms K=4"
     assert reference(discretegrad.Rebar()).reference == "mean of 80 draws of Rebar K=16"
     with pytest.raises(ValueError, match="expected at most max_outcomes=3"):
         reference("exact", max_outcomes=3)
@@ -517,6 +528,10 @@ def test_what_a_budget_buys():
     assert four.error(100) == approx(math.sqrt(four.bias_squared + four.variance * 4 / 100))
     assert unbiased.error(100) == approx(math.sqrt(unbiased.variance * 2 / 100))
     assert DiagnosisRow("mine", "mine", 1).error(100) is None
+    with pytest.raises(ValueError, match="expected more than 0 evaluations, got 0"):
+        four.error(0)
+    with pytest.raises(KeyError, match=r"a row \(.*, leave_one_out K=2\), got 'leave_one_out'"):
+        result["leave_one_out"]
     for row in result.rows:
         assert row.relative_bias == approx(row.bias / result.gradient_norm)
         assert row.relative_deviation == approx(math.sqrt(row.variance) / result.gradient_norm)
@@ -792,9 +807,11 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
         ({"estimators": [("reinmax", 1.3)]}, TypeError, "expected the options"),
         ({"estimators": [("reinforce", {"given": 1})]}, ValueError, "options without given"),
         ({"reference": "reinmax"}, ValueError, "expected an unbiased estimator"),
+        ({"reference": discretegrad.reinmax}, ValueError, "expected an unbiased estimator"),
+        ({"reference": (discretegrad.reinmax, {})}, ValueError, "expected an unbiased estimator"),
         ({"reference": torch.zeros(2)}, ValueError, "expected a reference gradient of"),
         ({"reference": REFERENCE}, ValueError, "expected a finite ref"),
-        ({"reference": "leave_one_out", "reference_draws": 1}, ValueError, "at least 2 draws"),
+        ({"reference": "leave_one_out", "reference_draws": 31}, ValueError, "at least 32 ref"),
     ],
 )
 def test_bad_input(changes, error, message):

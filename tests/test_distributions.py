@@ -327,7 +327,7 @@ X = torch.zeros(2, 3)
         ({"probs": X * math.nan}, ValueError, "got nan"),
         ({"logits": X * math.nan}, ValueError, "expected logits without NaN"),
         ({"logits": X, "unimix": 1.0}, ValueError, r"unimix to be a number in \[0, 1\)"),
-        ({"logits": X, "unimix": "0.1"}, ValueError, "unimix"),
+        ({"logits": X, "unimix": "0.1"}, TypeError, "unimix to be a number .*, got str"),
         ({"logits": X, "estimator": "rebar"}, ValueError, "Only samplers"),
         ({"logits": X, "estimator": "magic"}, ValueError, "expected estimator to be one of"),
         ({"logits": X, "estimator": 3}, TypeError, "name of a sampler"),

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zipfile
 from html.parser import HTMLParser
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -681,6 +682,21 @@ def test_a_release_is_published_without_a_secret():
     # the wheel that is left, and published, is that of the second
     assert commands[-3:-1] == [f"make test-wheel TORCH={oldest}.0", "make test-wheel"]
     assert "secrets." not in workflow
+
+
+def test_kernels_may_come_from_any_distribution_of_triton(monkeypatch):
+    triton = pytest.importorskip("triton")
+
+    def none(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", none)
+    for name in ("linspace", "arange"):
+        whole = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, device, whole=whole: whole(*a))
+    plain = doctor.reinmax
+    monkeypatch.setattr(doctor, "reinmax", lambda x, given, backend: plain(x, given=given))
+    assert doctor.kernels().state == f"run (triton {triton.__version__})"
 
 
 def test_the_library_alone_says_its_version_and_what_a_machine_can_do(capsys, monkeypatch):

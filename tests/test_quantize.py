@@ -110,6 +110,13 @@ def test_backward_belongs_to_the_codebook_of_its_forward():
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e45])
+def test_no_temperature_changes_which_code_is_nearest(scale):
+    x = vectors(50).float()
+    quantize = layer(sample_codebook_temp=scale).float().eval()
+    assert torch.equal(quantize(x)[1], torch.cdist(x, quantize.codebook).argmin(-1))
+
+
 # its losses
 
 
@@ -445,6 +452,7 @@ X = torch.zeros(2, 3, DIM)
         ({"estimator": "gapped", "gap": -1.0}, ValueError, "finite gap of at least 0"),
         ({"estimator": "reinforce"}, ValueError, "VectorQuantize: expected estimator to be one of"),
         ({"tau": 0.0}, ValueError, "expected tau in"),
+        ({"tau": torch.ones(())}, TypeError, "expected tau to be a number, got a tensor"),
         ({"sample_codebook_temp": 0}, ValueError, "sample_codebook_temp to be a positive number"),
         ({"decay": 1.5}, ValueError, "expected decay to be a number between 0 and 1, got 1.5"),
         ({"commitment_weight": -1}, ValueError, "commitment_weight to be a finite.*least 0"),

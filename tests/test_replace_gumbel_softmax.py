@@ -165,6 +165,7 @@ def test_entered_in_what_is_compiled(logits, compiler):
         ("gapped", {"gap": -1.0}, ValueError, "gap of at least 0"),
         ("reinmax", {"hard": False}, ValueError, "expected hard to be None or True, got False"),
         ("reinmax", {"tau": "mine"}, TypeError, "a number or \"model\", got 'mine'"),
+        ("reinmax", {"tau": None}, TypeError, 'a number or "model", got None'),
         ("reinmax", {"tau": -1}, ValueError, "expected tau in"),
     ],
 )

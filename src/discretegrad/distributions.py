@@ -59,7 +59,10 @@ class _Discrete(plain.Distribution, ABC):
         name = type(self).__name__
         row, _ = sampler_rule(name, estimator, options)
         check_works_on(row, self._family)
-        if isinstance(unimix, bool) or not isinstance(unimix, (int, float)) or not 0 <= unimix < 1:
+        if isinstance(unimix, bool) or not isinstance(unimix, (int, float)):
+            came = type(unimix).__name__
+            raise TypeError(f"{name}: expected unimix to be a number in [0, 1), got {came}")
+        if not 0 <= unimix < 1:
             raise ValueError(f"{name}: expected unimix to be a number in [0, 1), got {unimix!r}")
         if (probs is None) == (logits is None):
             came = "neither" if probs is None else "both"

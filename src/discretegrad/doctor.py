@@ -1,10 +1,10 @@
 """What this machine can do for the library, and what to do about what it cannot."""
 
+import importlib
 import importlib.util
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal
 
 import torch
@@ -75,4 +75,5 @@ def kernels() -> Part:
             "works and install both packages anew.",
             broken=True,
         )
-    return Part(what, f"run (triton {metadata.version('triton')})")
+    # not the version of a distribution: several, of other names, bring this module
+    return Part(what, f"run (triton {importlib.import_module('triton').__version__})")

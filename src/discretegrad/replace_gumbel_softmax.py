@@ -62,7 +62,7 @@ def replace_gumbel_softmax(
             "torch's own function makes of hard=False."
         )
     if not is_word(tau, "model"):
-        if isinstance(tau, (Tensor, str)):
+        if isinstance(tau, bool) or not isinstance(tau, (int, float)):
             came = "a tensor" if isinstance(tau, Tensor) else repr(tau)
             raise TypeError(f'{_NAME}: expected tau to be a number or "model", got {came}')
         check_tau(_NAME, tau, torch.zeros(1), None)

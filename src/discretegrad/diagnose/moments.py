@@ -11,7 +11,7 @@ from torch import Tensor
 from .undrawn import SIGNIFICANCE, Undrawn
 
 # the draws are dealt out to so many groups; standard errors come from leaving one out at a time
-_GROUPS = 32
+GROUPS = 32
 # fewer groups of draws than this say too little about the distribution of their mean
 _FEWEST_FOR_TEST = 20
 _SIGNS = 10000
@@ -46,7 +46,7 @@ class Sums:
     """Running sums of the errors of estimates, in float64, by group of draws."""
 
     def __init__(self, truth: Tensor, batch: int, rounding: float, draws: int) -> None:
-        groups = min(_GROUPS, draws)
+        groups = min(GROUPS, draws)
         self.truth, self.batch, self.rounding = truth, batch, rounding
         self.seen = 0
         self.count = truth.new_zeros(groups)
@@ -170,7 +170,7 @@ def judge(sums: Sums, truth: Truth, num_samples: int) -> Verdict:
         return Verdict(math.nan, None, _FEWEST_FOR_TEST)
     if truth.groups is not None:
         if len(truth.groups) != len(errors):
-            return Verdict(math.nan, None)
+            return Verdict(math.nan, None, GROUPS)
         errors = errors + truth.vector - truth.groups
     square = float(errors.mean(0).square().sum())
     draws = float(sums.count.sum())

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from .._row import Estimator
 from ..exact import exact_gradient
 from ..registry import ESTIMATORS
 from .draws import collect
 from .entries import make_entry
-from .moments import Truth, variance_of
+from .moments import GROUPS, Truth, variance_of
 from .problem import NAME, Problem
 from .progress import Bar
 from .undrawn import undrawn_by_enumeration, undrawn_by_gradient, wide
@@ -56,15 +55,17 @@ def _enumerated_gradient(problem: Problem, max_outcomes: int) -> Tensor:
 
 def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Truth:
     entry = make_entry(problem, reference, _SAMPLES)
-    if isinstance(reference, tuple):
-        reference = reference[0]
-    if isinstance(reference, (str, Estimator)) and entry.row is not None and not entry.row.unbiased:
+    if entry.row is not None and not entry.row.unbiased:
         unbiased = ", ".join(name for name, row in ESTIMATORS.items() if row.unbiased)
         raise ValueError(
             f"{NAME}: expected an unbiased estimator as the reference ({unbiased}), got "
             f"{entry.name!r}"
         )
-    check_draws(draws)
+    if draws < GROUPS:
+        raise ValueError(
+            f"{NAME}: expected at least {GROUPS} reference_draws, which the test for bias takes, "
+            f"got {draws}"
+        )
     bar.start("reference", draws)
     centre = torch.zeros_like(wide(problem.logits)).flatten()
     sums = collect(problem, entry, centre, draws, bar.advance)
@@ -87,12 +88,6 @@ def _long_run(problem: Problem, reference: object, draws: int, bar: Bar) -> Trut
         others - first / count,
         variances,
     )
-
-
-def check_draws(draws: int) -> None:
-    """There are enough draws for a variance."""
-    if draws < 2:
-        raise ValueError(f"{NAME}: expected at least 2 draws, to see a variance, got {draws}")
 
 
 def _check_gradient(reference: Tensor, logits: Tensor) -> None:

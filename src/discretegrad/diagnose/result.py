@@ -106,7 +106,12 @@ class DiagnosisRow:
         Returns:
             The root of the squared bias (zero if it may be zero) and of what averaging leaves of
             the variance; None where the number of evaluations is not known.
+
+        Raises:
+            ValueError: If the budget is not above zero.
         """
+        if not evaluations > 0:
+            raise ValueError(f"diagnose: expected more than 0 evaluations, got {evaluations!r}")
         if self.variance is None or self.bias_squared is None or self.evaluations is None:
             return None
         lasting = 0.0 if self.bias_detected is False else self.bias_squared
@@ -149,7 +154,10 @@ class Diagnosis:
         return self.table()
 
     def __getitem__(self, label: str) -> DiagnosisRow:
-        return {row.label: row for row in self.rows}[label]
+        rows = {row.label: row for row in self.rows}
+        if label not in rows:
+            raise KeyError(f"expected the label of a row ({', '.join(rows)}), got {label!r}")
+        return rows[label]
 
     def table(self, *, relative: bool = False) -> str:
         """The result as text of fixed width.

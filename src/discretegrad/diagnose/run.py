@@ -12,10 +12,10 @@ from ..families import FamilyLike
 from .cost import count_evaluations, measure_seconds
 from .draws import collect
 from .entries import Candidate, Candidates, Entry, make_entries, plain
-from .moments import Sums, Truth, Verdict, judge, moments, standard_errors
+from .moments import GROUPS, Sums, Truth, Verdict, judge, moments, standard_errors
 from .problem import NAME, Arguments, Problem, check_order, pose
 from .progress import Bar, shown
-from .reference import check_draws, find_truth
+from .reference import find_truth
 from .result import Diagnosis, DiagnosisRow
 
 _REFERENCE_RATIO = 4
@@ -90,10 +90,10 @@ def diagnose(
         reference: The true gradient. ``"auto"`` enumerates up to ``max_outcomes`` joint outcomes;
             beyond, and if f gives two values for one sample, it is the mean of a long run of
             ``leave_one_out`` with 16 samples. ``"exact"`` always enumerates. Otherwise an
-            unbiased estimator for the long run, given as in ``estimators`` (an object is trusted
-            to be unbiased; of those that use the gradient of f, many have less variance), or the
-            gradient itself, a tensor of the shape of ``logits`` that is taken as exact.
-        reference_draws: Length of the long run; by default ``4 * num_draws``.
+            unbiased estimator for the long run, given as in ``estimators`` (one of your own is
+            trusted to be unbiased; of those that use the gradient of f, many have less variance),
+            or the gradient itself, a tensor of the shape of ``logits`` that is taken as exact.
+        reference_draws: Length of the long run; at least 32; by default ``4 * num_draws``.
         max_outcomes: Most joint outcomes to enumerate.
         chunk_size: Draws made at once. Memory grows with it and not with ``num_draws``. By
             default so many that their samples have about a million elements.
@@ -131,10 +131,13 @@ def diagnose(
     # a result needs gradients, whatever mode the caller is in
     with torch.inference_mode(False), torch.enable_grad():
         problem = pose(Arguments(logits, f, family, mask, generator, chunk_size, vectorize))
-        check_draws(num_draws)
+        if num_draws < 2:
+            raise ValueError(
+                f"{NAME}: expected at least 2 draws, to see a variance, got {num_draws}"
+            )
         entries = make_entries(problem, estimators, num_samples)
         with shown(progress) as bar:
-            long = reference_draws or _REFERENCE_RATIO * num_draws
+            long = reference_draws or max(GROUPS, _REFERENCE_RATIO * num_draws)
             truth = find_truth(problem, reference, long, max_outcomes, bar)
             state = None if generator is None else generator.get_state()
             rows = []

@@ -18,7 +18,11 @@ from .distances import Distances
 
 
 class LossBreakdown(NamedTuple):
-    """The terms of the loss of ``VectorQuantize``, before their weights; zero without a weight."""
+    """The terms of the loss of ``VectorQuantize``, before their weights.
+
+    What is not needed is zero: the commitment without its weight, the entropies if neither has
+    one.
+    """
 
     commitment: Tensor
     """Mean squared difference between the inputs and their codes."""
@@ -153,6 +157,8 @@ class VectorQuantize(nn.Module):
         width = dim if codebook_dim is None else codebook_dim
         check_count(NAME, "codebook_dim", width)
         check_estimator(estimator, options)
+        if isinstance(tau, Tensor):
+            raise TypeError(f"{NAME}: expected tau to be a number, got a tensor")
         check_tau(NAME, tau, torch.zeros(()), None)
         flags = {
             "learnable_codebook": learnable_codebook,
@@ -258,7 +264,9 @@ class VectorQuantize(nn.Module):
             codebook = self.codebook.to(batch.rows.dtype, copy=True)
             if frozen or not self.learnable_codebook:
                 codebook = codebook.detach()
-            distances = Distances.to_codes(batch.rows, codebook, scale)
+            # which code is nearest does not depend on a temperature, whose extremes cost digits
+            by = scale if self.training else 1.0
+            distances = Distances.to_codes(batch.rows, codebook, by)
             if self.training:
                 check_finite(batch.rows)
                 codes, index = linear_select(
