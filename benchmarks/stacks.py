@@ -697,22 +697,31 @@ BENCHMARK = Benchmark(
 
 
 def _targets() -> Iterator[pages.Target]:
-    def at(section: str, case: str, members: int, column: str, *rest: Any) -> pages.Target:
-        where = {"section": section, "case": case, "members": str(members), "provider": STACK}
-        shown = partial(pages.interval, quantity=column, unit=rest[2] if rest[2:] else 1.0)
-        return pages.Target(where, f"{case}, {members} members", column, *rest, shown=shown)
+    def at(
+        section: str,
+        runs: Sequence[Run],
+        *promise: Any,
+        case: str = "",
+        provider: str = STACK,
+        unit: float = 1.0,
+    ) -> pages.Target:
+        case, members = case or named(runs[0]), str(len(runs))
+        where = {"section": section, "case": case, "members": members, "provider": provider}
+        label = f"{case}, {provider.replace('stack', f'{members} members')}"
+        shown = partial(pages.interval, quantity=promise[0], unit=unit)
+        return pages.Target(where, label, *promise, unit=unit, shown=shown)
 
-    yield at(
-        "vae", named(vae_runs(1, FULL)[0]), 160, "seconds", 17.0, "at most {} µs per run-step", 1e-6
-    )
+    says = "at most {} µs per run-step"
+    for provider, taus in ((STACK, None), (FIVE, FIVE_TAUS)):
+        runs = vae_runs(160, FULL, taus)
+        yield at("vae", runs, "seconds", 17.0, says, provider=provider, unit=1e-6)
     for label, most in (("ReinMax", 12.0), ("RODEO", 36.0), ("RELAX", 36.0)):
-        case = named(bernoulli_runs(label, 1, FULL)[0])
-        yield at("bernoulli", case, 75, "seconds", most, "at most {} µs per run-step", 1e-6)
+        yield at("bernoulli", bernoulli_runs(label, 75, FULL), "seconds", most, says, unit=1e-6)
     says = "at least {} times the run-steps per second of a plain loop"
-    yield at("polynomial", named(polynomial_runs(1, FULL)[0]), 256, "speedup", 50.0, says)
+    yield at("polynomial", polynomial_runs(256, FULL), "speedup", 50.0, says)
     says = "metrics, checkpoints and progress at most {} % of a run"
     for case, runs in whole_cases(FULL).items():
-        yield at("overhead", case, len(runs), "overhead", 3.0, says, 0.01)
+        yield at("overhead", runs, "overhead", 3.0, says, case=case, unit=0.01)
 
 
 TARGETS = tuple(_targets())
