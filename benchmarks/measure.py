@@ -173,7 +173,7 @@ class Case:
     counts_launches: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Entry:
     """A provider that passed its gate, ready for the rounds."""
 
@@ -277,20 +277,22 @@ def race(
     """Seconds of a call, for each provider and round; a slow one has fewer rounds."""
     rng = random.Random(0)
     times: dict[str, list[float]] = {entry.provider: [] for entry in entries}
+    slow = {entry.provider for entry in entries if entry.is_slow}
     begin = time.perf_counter()
     for number in range(pace.rounds):
         if number >= pace.fewest_rounds and time.perf_counter() - begin > pace.limit_seconds:
             break
         for entry in rng.sample(entries, len(entries)):
-            if entry.is_slow and number >= pace.slow_rounds:
+            if entry.provider in slow and number >= pace.slow_rounds:
                 continue
-            if len(entries) > 1 and not entry.is_slow:
+            if len(entries) > 1 and entry.provider not in slow:
                 # after another provider the caches and the allocator are not its own
                 for _ in range(entry.warmups):
                     entry.before()
                     entry.call()
             seconds = block_seconds(entry.call, entry.calls, setup, clock, entry.before)
-            entry.is_slow |= number == 0 and seconds > pace.slow_seconds
+            if number == 0 and seconds > pace.slow_seconds:
+                slow.add(entry.provider)
             times[entry.provider].append(seconds / entry.units)
         if sys.stderr.isatty():
             print(f"\rround {number + 1} of {pace.rounds} ", end="", file=sys.stderr, flush=True)
@@ -462,6 +464,13 @@ def by_kernel(function: Callable[[], object], most: int, steps: int = 1) -> dict
         name: {"launches": f"{launches[name] / steps:.5g}", "seconds": rounded(spent / steps)}
         for name, spent in seconds.most_common(1 + most)
     }
+
+
+def kernel_rows(about: Row, profile: Callable[[], dict[str, Row]], setup: Setup) -> Iterator[Row]:
+    """A row for each name in a profile, or one that says why there is none."""
+    numbers, status = attempt(profile) if setup.on_gpu else (None, "needs a GPU")
+    for provider, row in (numbers or {"all": {}}).items():
+        yield about | {"provider": provider, "status": status, **row}
 
 
 def short_name(name: str) -> str:

@@ -179,6 +179,16 @@ def table(rows: Sequence[Row], first: str, columns: Mapping[str, Cell]) -> str:
     return markdown([first, *list(columns)[1:]], lines) if rows else NOT_MEASURED
 
 
+def kernels_table(rows: Sequence[Row]) -> str:
+    """Launches and time of the kernels of each case, by name."""
+    columns: dict[str, Cell] = {
+        "": lambda row: f"{row['case']}: `{row['provider']}`",
+        "launches": lambda row: row["launches"],
+        "time": seconds,
+    }
+    return table(rows, "", columns)
+
+
 def crossed(rows: Sequence[Row], first: str, line: Cell, column: Cell, cell: Cell) -> str:
     """A table with a line for each value of one thing and a column for each of another."""
     cells = {(line(row), column(row)): cell(row) for row in rows}

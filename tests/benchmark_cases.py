@@ -14,17 +14,19 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against claims kernels listops measure pages plain pooled reproduction run samplers search "
-    "several stacks steps subsets table"
+    "against claims contest kernels listops measure pages plain plain_tree pooled "
+    "reproduction run samplers search several stacks steps subsets table whole_runs"
 )
 (
     against,
     claims,
+    contest,
     kernels,
     listops,
     measure,
     pages,
     plain,
+    plain_tree,
     pooled,
     reproduction,
     run,
@@ -35,6 +37,7 @@ SCRIPTS = (
     steps,
     subsets,
     table,
+    whole_runs,
 ) = map(importlib.import_module, SCRIPTS.split())
 CPU = measure.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
 

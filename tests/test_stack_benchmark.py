@@ -5,6 +5,7 @@ runs in miniature on the CPU, where stacks have no graphs.
 """
 
 import math
+import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,17 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
-from benchmark_cases import CPU, check_complete, check_page, measure, plain, rehearse, stacks
+from benchmark_cases import (
+    CPU,
+    check_complete,
+    check_page,
+    contest,
+    measure,
+    plain,
+    rehearse,
+    stacks,
+    whole_runs,
+)
 from discretegrad_lab import Noise, Outcome
 from discretegrad_lab.tasks.vae.model import VaeModel
 from oracles import one_thread
@@ -180,11 +191,13 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
 
     monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
     monkeypatch.setattr(measure, "block_seconds", block_seconds)
-    setup = setup_of(tmp_path, pace=measure.Pace(3, 0.0, 1), steps=50)
-    rival = stacks.Rival(step, lambda stack, metrics: [], 77)
+    setup = setup_of(tmp_path, steps=50)
+    loop = SimpleNamespace(step=step)
+    rival = contest.Rival(stacks.plain_entry(loop, setup.data.plan), lambda stack, metrics: [], 77)
     runs = stacks.polynomial_runs(5, stacks.QUICK)
     chosen = [(stacks.STACK, runs), (stacks.STACK, runs[:4])]
-    large, row, loop = stacks.contest({"section": "vae"}, chosen, rival, setup)
+    make, pace = partial(stacks.stack_of, setup), measure.Pace(3, 0.0, 1)
+    large, row, loop = contest.contest({"section": "vae"}, chosen, make, rival, pace, setup)
     # a stack that does not fit costs only itself
     assert (large["status"], large["members"]) == ("out of memory", 5)
     # 40 run-steps in an epoch: 5, 10 and 20 ms; 20, 10 and 40 times as fast
@@ -200,11 +213,11 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
 
 
 def test_overhead_is_what_bare_epochs_do_not_explain():
-    timeline = stacks.Timeline()
+    timeline = whole_runs.Timeline()
     timeline.first_epoch, timeline.trained, timeline.end = 100.0, 109.5, 110.0
     timeline.epochs, timeline.checkpoints = [33.0] + [1.0] * 9, [0.3]
     # the first epoch also captures: one bare epoch stands for it
-    row = stacks.shares([timeline], [0.9, 1.0, 1.1])
+    row = whole_runs.shares([timeline], [0.9, 1.0, 1.1])
     assert (row["epochs"], row["rounds"], row["bare_epoch_seconds"]) == (10, 1, 1.0)
     assert row["overhead"] == pytest.approx(1 - 10 / 11, abs=1e-5)
     assert row["overhead_p20"] < row["overhead"] < row["overhead_p80"]
@@ -226,10 +239,10 @@ def test_runs_that_do_not_finish_give_no_number(setup, monkeypatch, outcome, sta
         budgets.append(budget)
         return outcome
 
-    monkeypatch.setattr(stacks, "execute", execute)
+    monkeypatch.setattr(whole_runs, "execute", execute)
     runs = stacks.polynomial_runs(3, setup.data.plan)
     monkeypatch.setattr(stacks, "whole_cases", lambda plan: {"one": runs, "another": runs})
-    setup = setup._replace(deadline=stacks.time.perf_counter() + 50)
+    setup = setup._replace(deadline=time.perf_counter() + 50)
     rows = list(stacks.overhead_rows(setup))
     assert [(row["case"], row["status"]) for row in rows] == [("one", status), ("another", status)]
     assert not any("overhead" in row for row in rows)
