@@ -35,20 +35,9 @@ import calls
 import pages
 import plain
 import torch
-from measure import (
-    STREAM,
-    WALL,
-    Benchmark,
-    Case,
-    File,
-    Pace,
-    Row,
-    Setup,
-    Work,
-    measured,
-    rounded,
-    with_spread,
-)
+from files import File, Row, with_spread
+from machine import Setup
+from measure import Case, Work, measured
 from samplers import (
     GATE_ROWS,
     PYPI,
@@ -61,6 +50,8 @@ from samplers import (
     tolerance_of,
     torch_gumbel_softmax,
 )
+from script import Benchmark
+from timing import STREAM, WALL, Pace, rounded
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax
 

@@ -34,12 +34,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import measure
+import files
+import memory
 import pages
+import profiles
 import torch
 from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed
-from measure import Benchmark, Entry, File, Pace, Row, Setup
+from files import File, Row
+from machine import Setup
 from plain_tree import PlainLoop
+from script import Benchmark
+from timing import Entry, Pace
 
 from discretegrad_lab import Stack
 from discretegrad_lab.tasks.listops.batches import order
@@ -200,7 +205,7 @@ def step_rows(setup: Setup) -> Iterator[Row]:
     stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
     make = partial(stack_of, expressions, setup.device)
     with tf32_allowed():
-        with measure.peak_memory(setup) as peak:
+        with memory.peak_memory(setup) as peak:
             loop = PlainLoop(run, expressions.train, setup.device)
             loop.steps(range(len(loop.batches)))
         learned = loop.total.item() / len(loop.batches)
@@ -225,7 +230,7 @@ def profile_rows(setup: Setup) -> Iterator[Row]:
         stack.advance()
     for width in plan.profiled:
         about = {"section": "profile", "case": f"width {width}", "members": plan.members[0]}
-        yield from measure.kernel_rows(about, partial(profiled, stack, width), setup)
+        yield from profiles.kernel_rows(about, partial(profiled, stack, width), setup)
 
 
 def profiled(stack: Stack, width: int) -> dict[str, Row]:
@@ -234,7 +239,7 @@ def profiled(stack: Stack, width: int) -> dict[str, Row]:
     model.begin_epoch(0)
     step = next(n for n in range(1, stack.steps_per_epoch) if model.prepare(n) == width)
     graph = stack._graphs[model.prepare(step)]
-    return measure.by_kernel(graph.replay, 12)
+    return profiles.by_kernel(graph.replay, 12)
 
 
 def named(run: Parsing) -> str:
@@ -245,7 +250,7 @@ FILE = File(
     "listops.csv",
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
-        *(*measure.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
+        *(*files.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
         *Work._fields,
         *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
         *("discretegrad", "commit", "uncommitted_changes", "date", "command", "expressions"),

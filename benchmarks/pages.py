@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from measure import ROOT, SPREAD, STORED, read_csv
+from files import ROOT, SPREAD, STORED, read_csv
 
 if TYPE_CHECKING:
     from discretegrad_lab.report.document import Figure

@@ -19,7 +19,7 @@ import claims
 import kernels
 import pooled
 import several
-from measure import ROOT
+from files import ROOT
 from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 
 import discretegrad

@@ -20,8 +20,12 @@ from operator import itemgetter
 import calls
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, measured, with_spread
+from files import File, Row, with_spread
+from machine import Setup
+from measure import Case, measured
 from samplers import PYPI, PYPI_REINMAX, REINMAX, Sampler, sampler_work, torch_gumbel_softmax
+from script import Benchmark
+from timing import Pace
 
 TORCH = "torch gumbel_softmax(hard=True)"
 

@@ -26,7 +26,11 @@ from typing import Any, NamedTuple
 import calls
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
+from files import File, Row, with_spread
+from machine import Setup
+from measure import Case, Work, measured
+from script import Benchmark
+from timing import Pace
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 

@@ -18,9 +18,13 @@ from operator import itemgetter
 
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
+from files import File, Row, with_spread
+from machine import Setup
+from measure import Case, Work, measured
 from plain import replaced
 from samplers import off_formula
+from script import Benchmark
+from timing import Pace
 from torch import Tensor
 
 import discretegrad

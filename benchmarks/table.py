@@ -23,7 +23,7 @@ import search
 import stacks
 import steps
 import subsets
-from measure import ROOT, STORED
+from files import ROOT, STORED
 from pages import PICTURES, draw, filled, relative, shows
 
 from discretegrad_lab.report.document import Figure

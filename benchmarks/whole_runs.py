@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import measure
+import machine
 import pages
+import timing
 from contest import STACK
-from measure import RedGate, Row, Setup, Unavailable
+from files import Row
+from machine import RedGate, Setup, Unavailable
 from rich.console import Console
 
 from discretegrad_lab import Listener, Run, Stack, Store, execute, stack_of_task
@@ -62,8 +64,8 @@ def rows(cases: Mapping[str, Sequence[Run]], repeats: Repeats, setup: Setup) -> 
     """A row for each of the cases, which are given by their names."""
     for case, runs in cases.items():
         about = {"section": "overhead", "case": case, "provider": STACK, "members": len(runs)}
-        numbers, status = measure.attempt(partial(whole_run, runs, repeats, setup))
-        measure.release()
+        numbers, status = machine.attempt(partial(whole_run, runs, repeats, setup))
+        machine.release()
         yield about | {"status": status} | (numbers or {})
 
 
@@ -99,7 +101,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
             )
             timeline.end = time.perf_counter()
     if outcome.stopped_by == "budget":
-        raise Unavailable(measure.TIME_OVER)
+        raise Unavailable(machine.TIME_OVER)
     if len(outcome.finished) < len(runs):
         raise RedGate(f"{len(runs) - len(outcome.finished)} runs did not finish")
     return timeline
@@ -107,7 +109,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
 
 def bare_epochs(stack: Stack, repeats: Repeats, setup: Setup) -> list[float]:
     stack.epoch = 1
-    return [measure.block_seconds(stack.advance, 1, setup) for _ in range(repeats.bare)]
+    return [timing.block_seconds(stack.advance, 1, setup) for _ in range(repeats.bare)]
 
 
 def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
@@ -129,14 +131,12 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     return {
         "rounds": len(timelines),
         "epochs": epochs,
-        **{
-            name: round(x, 5) for name, x in measure.spread("overhead", overheads, digits=6).items()
-        },
-        "bare_epoch_seconds": measure.rounded(middle),
-        "run_seconds": measure.rounded(after_first + middle),
-        "epochs_seconds": measure.rounded(sum(timeline.epochs[1:]) + middle),
-        "checkpoint_seconds": measure.rounded(sum(timeline.checkpoints)),
-        "end_seconds": measure.rounded(timeline.end - timeline.trained),
+        **{name: round(x, 5) for name, x in timing.spread("overhead", overheads, digits=6).items()},
+        "bare_epoch_seconds": timing.rounded(middle),
+        "run_seconds": timing.rounded(after_first + middle),
+        "epochs_seconds": timing.rounded(sum(timeline.epochs[1:]) + middle),
+        "checkpoint_seconds": timing.rounded(sum(timeline.checkpoints)),
+        "end_seconds": timing.rounded(timeline.end - timeline.trained),
     }
 
 

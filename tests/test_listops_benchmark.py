@@ -8,7 +8,7 @@ from benchmark_cases import (
     CPU,
     check_verdicts,
     listops,
-    measure,
+    machine,
     pages,
     plain,
     plain_tree,
@@ -130,7 +130,7 @@ def test_a_speedup_is_never_reported_on_a_red_gate(tiny, monkeypatch):
     assert len(rows) == 2
     for row in rows:
         assert row["status"].startswith("red gate: its loss is")
-        assert measure.is_red(row)
+        assert machine.is_red(row)
         assert "speedup" not in row
     assert loop["status"] == "not measured"
 

@@ -9,7 +9,7 @@ from statistics import fmean, median, stdev, variance
 import pytest
 
 import discretegrad
-from benchmark_cases import claims, kernels, measure, pages, pooled, reproduction, several, table
+from benchmark_cases import claims, files, kernels, pages, pooled, reproduction, several, table
 from discretegrad_lab import LINES, recipe, recipes
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.tasks.base import read_rows
@@ -79,7 +79,7 @@ def test_the_demo_caption_follows_from_the_runs(demo):
 
 
 def pictures_on(page):
-    path = measure.ROOT / page
+    path = files.ROOT / page
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
     return [(path.parent / name).resolve() for name in shown]
 
@@ -116,7 +116,7 @@ def git(*words):
     """What git says of this checkout; nothing if there is none, or no git."""
     if shutil.which("git") is None:
         return ""
-    asked = subprocess.run(["git", "-C", str(measure.ROOT), *words], capture_output=True, text=True)
+    asked = subprocess.run(["git", "-C", str(files.ROOT), *words], capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
@@ -125,10 +125,10 @@ def git(*words):
 )
 def test_the_commits_of_stored_results_are_in_the_history():
     """One that is not there says nothing about how a number came about."""
-    files = [*measure.ROOT.glob("benchmarks/*.csv"), *measure.ROOT.glob("results/*/runs.csv")]
+    paths = [*files.ROOT.glob("benchmarks/*.csv"), *files.ROOT.glob("results/*/runs.csv")]
     named = {
-        (file.relative_to(measure.ROOT).as_posix(), row["commit"].partition(" ")[0])
-        for file in files
+        (file.relative_to(files.ROOT).as_posix(), row["commit"].partition(" ")[0])
+        for file in paths
         for row in read_rows(file)
         if row.get("commit")
     }

@@ -20,10 +20,11 @@ from benchmark_cases import (
     check_complete,
     check_page,
     contest,
-    measure,
+    machine,
     plain,
     rehearse,
     stacks,
+    timing,
     whole_runs,
 )
 from discretegrad_lab import Noise, Outcome
@@ -155,9 +156,9 @@ def test_a_speedup_is_never_reported_on_a_red_gate(tmp_path, monkeypatch):
     for row in rows:
         assert row["status"].startswith("red gate: the fall of its loss is")
         assert not {"seconds", "speedup"} & set(row)
-        assert measure.is_red(row)
+        assert machine.is_red(row)
     assert (loop["status"], "seconds" in loop) == ("not measured", False)
-    assert not measure.is_red(loop)
+    assert not machine.is_red(loop)
 
 
 # the measurement
@@ -190,13 +191,13 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
         return next(times[call.__name__])
 
     monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
-    monkeypatch.setattr(measure, "block_seconds", block_seconds)
+    monkeypatch.setattr(timing, "block_seconds", block_seconds)
     setup = setup_of(tmp_path, steps=50)
     loop = SimpleNamespace(step=step)
     rival = contest.Rival(stacks.plain_entry(loop, setup.data.plan), lambda stack, metrics: [], 77)
     runs = stacks.polynomial_runs(5, stacks.QUICK)
     chosen = [(stacks.STACK, runs), (stacks.STACK, runs[:4])]
-    make, pace = partial(stacks.stack_of, setup), measure.Pace(3, 0.0, 1)
+    make, pace = partial(stacks.stack_of, setup), timing.Pace(3, 0.0, 1)
     large, row, loop = contest.contest({"section": "vae"}, chosen, make, rival, pace, setup)
     # a stack that does not fit costs only itself
     assert (large["status"], large["members"]) == ("out of memory", 5)
@@ -229,7 +230,7 @@ def test_overhead_is_what_bare_epochs_do_not_explain():
     ("outcome", "status"),
     [
         (Outcome(), "red gate: 3 runs did not finish"),
-        (Outcome(stopped_by="budget"), measure.TIME_OVER),
+        (Outcome(stopped_by="budget"), machine.TIME_OVER),
     ],
 )
 def test_runs_that_do_not_finish_give_no_number(setup, monkeypatch, outcome, status):
