@@ -12,6 +12,10 @@ REHEARSED = ROOT / "output" / "benchmarks"
 # of a quantity that was measured in rounds: the ends of its columns, and what they hold
 SPREAD = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
 
+# what is recorded of a GPU, and of how a row was made
+ON_GPU = ("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton")
+MADE = ("discretegrad", "commit", "uncommitted_changes", "date", "command")
+
 Row = dict[str, Any]
 
 

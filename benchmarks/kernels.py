@@ -35,7 +35,7 @@ import calls
 import pages
 import plain
 import torch
-from files import File, Row, with_spread
+from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
 from measure import Case, Work, measured
 from samplers import (
@@ -422,10 +422,7 @@ def efficiency_work(method: Method, form: str, problem: Problem, setup: Setup) -
 # the benchmark
 
 _NAMES = ("section", "case", "dtype", "mode", "provider", "status")
-_ABOUT = (
-    *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-    *("reinmax", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
-)
+_ABOUT = (*ON_GPU, "reinmax", *MADE)
 FILE = File(
     "kernels.csv",
     (
@@ -481,7 +478,8 @@ BENCHMARK = Benchmark(
     "benchmarks/kernels.py",
     __doc__,
     SECTIONS,
-    {section: EFFICIENCY if section == "efficiency" else FILE for section in SECTIONS},
+    FILE,
+    {"efficiency": EFFICIENCY},
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
@@ -584,8 +582,7 @@ def blocks(results: pages.Results) -> dict[str, str]:
     measured_here = [row for row in rows if row.get("source", "this run") == "this run"]
     return {
         "provenance": pages.provenance(measured_here),
-        "targets": pages.targets_table(TARGETS, rows),
-        "losses": pages.bullets(losses(results)) or ("Nowhere." if rows else pages.NOT_MEASURED),
+        "losses": pages.losses_list(losses(results), results),
         "floors": by_case(large, times_floor),
         "memory": by_case(eager, lambda row: pages.short(row["peak_extra_tensors"])),
         "small": small_tables(results.of(section="small")),
@@ -699,7 +696,9 @@ def losses(results: pages.Results) -> list[str]:
     ]
 
 
-PAGE = pages.Page(pages.DOCS / "kernel-benchmarks.md", (FILE.name, EFFICIENCY.name), blocks)
+PAGE = pages.Page(
+    pages.DOCS / "kernel-benchmarks.md", (FILE.name, EFFICIENCY.name), blocks, TARGETS
+)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ import pages
 import profiles
 import torch
 from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed
-from files import File, Row
+from files import MADE, ON_GPU, File, Row
 from machine import Setup
 from plain_tree import PlainLoop
 from script import Benchmark
@@ -252,8 +252,7 @@ FILE = File(
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
         *(*files.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
         *Work._fields,
-        *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "expressions"),
+        *(*ON_GPU, *MADE, "expressions"),
     ),
 )
 SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
@@ -278,7 +277,7 @@ BENCHMARK = Benchmark(
     "benchmarks/listops.py",
     __doc__,
     SECTIONS,
-    dict.fromkeys(SECTIONS, FILE),
+    FILE,
     limit_seconds=300.0,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
@@ -300,8 +299,6 @@ TARGETS = (
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     return {
-        "provenance": pages.provenance(results.rows),
-        "targets": pages.targets_table(TARGETS, results.rows),
         "step": step_table(results.of(section="step")),
         "floor": floor_table(results.of(section="step")),
         "profile": pages.kernels_table(results.of(section="profile")),
@@ -335,7 +332,7 @@ def floor_table(rows: Sequence[Row]) -> str:
     return pages.markdown([f"at a mean width of {row['width']}", "", heading], lines)
 
 
-PAGE = pages.Page(pages.DOCS / "listops.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "listops.md", (FILE.name,), blocks, TARGETS)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class Page:
     sources: Sequence[str]
     blocks: Callable[[Results], Mapping[str, str]]
     """Its generated parts by name."""
+    targets: "Sequence[Target]" = ()
     pictures: "Callable[[Results], Mapping[str, Sequence[Figure]]]" = lambda results: {}
     """What its pictures show, by name of the file."""
 
@@ -66,8 +67,31 @@ class Page:
 
     def text(self, results: Results) -> str:
         """The page with its generated parts as they should be."""
-        blocks = {name: f"\n{block}\n\n" for name, block in self.blocks(results).items()}
+        blocks = head(results, self.targets) | self.blocks(results)
+        blocks = {name: f"\n{block}\n\n" for name, block in blocks.items()}
         return filled(self.path.read_text(encoding="utf-8"), blocks, self.path.name)
+
+
+def head(results: Results, targets: "Sequence[Target]") -> dict[str, str]:
+    """What nearly every page begins with."""
+    return {
+        "provenance": provenance(results.rows),
+        "targets": targets_table(targets, results.rows),
+    }
+
+
+def of_devices(
+    results: Results,
+    blocks: Callable[[Results], Mapping[str, str]],
+    targets: "Callable[[str], Sequence[Target]]" = lambda device: (),
+) -> dict[str, str]:
+    """The parts of a page that has the same ones for each device."""
+    parts = {}
+    for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
+        own = Results(results.of(device=device))
+        named = head(own, targets(device)) | blocks(own)
+        parts |= {f"{prefix} {name}": block for name, block in named.items()}
+    return parts
 
 
 def shows(path: Path, figures: "Sequence[Figure]") -> bool:
@@ -275,6 +299,10 @@ def losses(
                     shown = short(1 / factor if what == "is slower" else factor)
                     places.setdefault(claim, []).append(f"{place(row)} ({shown}x)")
     return [f"{claim} at {', '.join(where)}." for claim, where in places.items()]
+
+
+def losses_list(sentences: Sequence[str], results: Results) -> str:
+    return bullets(sentences) or ("Nowhere." if results.rows else NOT_MEASURED)
 
 
 # words and numbers

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ class Benchmark:
     description: str
     """With examples at its end."""
     sections: Mapping[str, Callable[[Setup], Iterator[Row]]]
-    files: Mapping[str, File]
-    """Of each section."""
+    file: File
+    """Of all sections ..."""
+    other_files: Mapping[str, File] = field(default_factory=dict)
+    """... but of these."""
     devices: tuple[str, ...] = ("cuda", "cpu")
     """The first is the default; if that is a GPU, a CPU only rehearses, with --quick."""
     threads: int | None = None
@@ -120,6 +122,11 @@ class Benchmark:
         if rows:
             order = [name for name in self.sections if self.files[name] == file]
             write_section(folder, file, order, section, rows)
+
+    @property
+    def files(self) -> dict[str, File]:
+        """The file of each section."""
+        return dict.fromkeys(self.sections, self.file) | self.other_files
 
     @property
     def by_device(self) -> bool:

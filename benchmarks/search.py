@@ -39,7 +39,7 @@ import profiles
 import timing
 import torch
 from contest import beside_plain
-from files import File, Row
+from files import MADE, File, Row
 from machine import RedGate, Setup, Unavailable
 from plain_search import PlainSearch
 from script import Benchmark
@@ -251,7 +251,7 @@ FILE = File(
         *("section", "case", "provider", "processes", "gradient", "mps", "status", "rounds"),
         *("steps_per_epoch", *files.with_spread("seconds", "speedup"), "launches"),
         *("gpu", "cpu", "cores", "threads", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command"),
+        *MADE,
     ),
 )
 SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
@@ -262,7 +262,7 @@ BENCHMARK = Benchmark(
     "benchmarks/search.py",
     __doc__,
     SECTIONS,
-    dict.fromkeys(SECTIONS, FILE),
+    FILE,
     limit_seconds=300.0,
 )
 TARGETS = (
@@ -284,8 +284,6 @@ TARGETS = (
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     return {
-        "provenance": pages.provenance(results.rows),
-        "targets": pages.targets_table(TARGETS, results.rows),
         "step": step_table(results.of(section="step")),
         "profile": pages.kernels_table(results.of(section="profile")),
     }
@@ -309,7 +307,7 @@ def minutes(row: Row) -> str:
     return f"{39_100 * float(row['seconds']) * int(row['processes']) / 60:.0f} min"
 
 
-PAGE = pages.Page(pages.DOCS / "architecture-search.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "architecture-search.md", (FILE.name,), blocks, TARGETS)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ import timing
 import torch
 import whole_runs
 from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed, too_far
-from files import File, Row
+from files import MADE, ON_GPU, File, Row
 from machine import Setup
 from plain_loops import PlainBernoulli, PlainPolynomial, PlainVae, widths
 from script import Benchmark
@@ -334,8 +334,7 @@ FILE = File(
         *Traffic._fields,
         *("times_floor", "epochs", *files.with_spread("overhead"), "bare_epoch_seconds"),
         *("run_seconds", "epochs_seconds", "checkpoint_seconds", "end_seconds"),
-        *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "images"),
+        *(*ON_GPU, *MADE, "images"),
     ),
 )
 # in this order they run, so that those with few rows come first
@@ -376,7 +375,7 @@ BENCHMARK = Benchmark(
     "benchmarks/stacks.py",
     __doc__,
     SECTIONS,
-    dict.fromkeys(SECTIONS, FILE),
+    FILE,
     limit_seconds=150.0,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
@@ -423,10 +422,7 @@ def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     vae_results = results.of(section="vae")
     return {
-        "provenance": pages.provenance(results.rows),
-        "targets": pages.targets_table(TARGETS, results.rows),
-        "losses": pages.bullets(losses(results))
-        or ("Nowhere." if results.rows else pages.NOT_MEASURED),
+        "losses": pages.losses_list(losses(results), results),
         "vae": race_table(vae_results),
         "floor": floor_text(vae_results),
         "bernoulli": race_table(results.of(section="bernoulli")),
@@ -523,7 +519,7 @@ def pictures(results: pages.Results) -> dict[str, list[Figure]]:
     return {"stack_scaling.png": [figure]}
 
 
-PAGE = pages.Page(pages.DOCS / "stack-benchmarks.md", (FILE.name,), blocks, pictures)
+PAGE = pages.Page(pages.DOCS / "stack-benchmarks.md", (FILE.name,), blocks, TARGETS, pictures)
 
 
 if __name__ == "__main__":

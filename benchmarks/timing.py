@@ -44,6 +44,12 @@ class Pace(NamedTuple):
     """... but at least this many."""
 
 
+CPU_PACE = Pace(
+    rounds=11, seconds=0.25, calls=5, slow_seconds=1.0, slow_rounds=3, limit_seconds=40.0
+)
+REHEARSAL = Pace(rounds=2, seconds=0.25, calls=2)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A provider that passed its gate, ready for the rounds."""

@@ -215,8 +215,8 @@ def test_a_section_that_breaks_off_keeps_what_it_has(tmp_path, capsys, columns, 
         raise ZeroDivisionError
 
     sections = {"breaks": breaks, "good": good}
-    of_sections = dict.fromkeys(sections, files.File("x.csv", columns))
-    benchmark = script.Benchmark("x.py", "", sections, of_sections, ("cpu",))
+    file = files.File("x.csv", columns)
+    benchmark = script.Benchmark("x.py", "", sections, file, devices=("cpu",))
     assert benchmark.main(["--output", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert out.count("breaks broke off") == 1
