@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import machine
-import memory
-import timing
 import torch
 from files import Row
-from machine import RedGate, Setup
-from timing import Entry, Pace
+from machine import RedGate, Setup, attempt, release
+from memory import peak_memory
+from timing import Entry, Pace, compared, race, spread
 
 from discretegrad_lab import Run, Stack
 
@@ -69,14 +67,12 @@ def beside_plain(
     """
     all_plain: Seconds = []
     for columns, timed in cases:
-        numbers, status = (
-            machine.attempt(partial(timed, all_plain)) if gate == "ok" else (None, gate)
-        )
-        machine.release()
+        numbers, status = attempt(partial(timed, all_plain)) if gate == "ok" else (None, gate)
+        release()
         yield about | columns | {"status": status} | (numbers or {})
     row = about | {"provider": PLAIN, "status": "not measured"} | plain
     if all_plain:
-        row |= {"status": "ok", "rounds": len(all_plain), **timing.spread("seconds", all_plain)}
+        row |= {"status": "ok", "rounds": len(all_plain), **spread("seconds", all_plain)}
     yield row
 
 
@@ -85,7 +81,7 @@ def timed_stack(
 ) -> Row:
     """Time a stack and the plain loop by turns."""
     setup.check_time()
-    with memory.peak_memory(setup) as peak:
+    with peak_memory(setup) as peak:
         begin = time.perf_counter()
         stack = make()
         metrics = stack.advance()
@@ -94,14 +90,14 @@ def timed_stack(
         raise RedGate("; ".join(faults))
     run_steps = len(stack.runs) * stack.steps_per_epoch
     entries = [Entry(STACK, stack.advance, units=run_steps), rival.entry]
-    times = timing.race(entries, pace, setup)
+    times = race(entries, pace, setup)
     all_plain += times[PLAIN]
     epoch = statistics.median(times[STACK]) * run_steps
     return {
         "rounds": len(times[STACK]),
         "steps_per_epoch": stack.steps_per_epoch,
-        **timing.spread("seconds", times[STACK]),
-        **timing.spread("speedup", timing.compared("speedup", times[STACK], times[PLAIN])),
+        **spread("seconds", times[STACK]),
+        **spread("speedup", compared("speedup", times[STACK], times[PLAIN])),
         # building, compiling and capturing, until the stack trains
         "start_seconds": round(max(first - epoch, 0.0), 2),
         "peak_bytes": peak[0],

@@ -34,15 +34,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import files
-import memory
 import pages
-import profiles
 import torch
 from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed
-from files import MADE, ON_GPU, File, Row
+from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
+from memory import peak_memory
 from plain_tree import PlainLoop
+from profiles import by_kernel, kernel_rows
 from script import Benchmark
 from timing import Entry, Pace
 
@@ -205,7 +204,7 @@ def step_rows(setup: Setup) -> Iterator[Row]:
     stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
     make = partial(stack_of, expressions, setup.device)
     with tf32_allowed():
-        with memory.peak_memory(setup) as peak:
+        with peak_memory(setup) as peak:
             loop = PlainLoop(run, expressions.train, setup.device)
             loop.steps(range(len(loop.batches)))
         learned = loop.total.item() / len(loop.batches)
@@ -230,7 +229,7 @@ def profile_rows(setup: Setup) -> Iterator[Row]:
         stack.advance()
     for width in plan.profiled:
         about = {"section": "profile", "case": f"width {width}", "members": plan.members[0]}
-        yield from profiles.kernel_rows(about, partial(profiled, stack, width), setup)
+        yield from kernel_rows(about, partial(profiled, stack, width), setup)
 
 
 def profiled(stack: Stack, width: int) -> dict[str, Row]:
@@ -239,7 +238,7 @@ def profiled(stack: Stack, width: int) -> dict[str, Row]:
     model.begin_epoch(0)
     step = next(n for n in range(1, stack.steps_per_epoch) if model.prepare(n) == width)
     graph = stack._graphs[model.prepare(step)]
-    return profiles.by_kernel(graph.replay, 12)
+    return by_kernel(graph.replay, 12)
 
 
 def named(run: Parsing) -> str:
@@ -250,7 +249,7 @@ FILE = File(
     "listops.csv",
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
-        *(*files.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
+        *(*with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
         *Work._fields,
         *(*ON_GPU, *MADE, "expressions"),
     ),

@@ -32,17 +32,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import files
-import machine
 import pages
-import profiles
-import timing
 import torch
 from contest import beside_plain
-from files import MADE, File, Row
-from machine import RedGate, Setup, Unavailable
+from files import MADE, File, Row, with_spread
+from machine import RedGate, Setup, Unavailable, attempt
 from plain_search import PlainSearch
+from profiles import by_kernel, kernel_rows
 from script import Benchmark
+from timing import block_seconds, rounded, spread
 from torch import nn
 
 from discretegrad_lab import Listener, Run, Stack, load_recipes
@@ -135,7 +133,7 @@ def check(loop: PlainSearch, run: Any) -> None:
 def plain_seconds(loop: PlainSearch, steps: int, setup: Setup) -> list[float]:
     """Of each step."""
     loop.step()
-    return [timing.block_seconds(loop.step, 1, setup) for _ in range(steps)]
+    return [block_seconds(loop.step, 1, setup) for _ in range(steps)]
 
 
 # the lab
@@ -188,7 +186,7 @@ def step_rows(setup: Setup) -> Iterator[Row]:
     torch.backends.cudnn.allow_tf32 = False
     try:
         loop = PlainSearch(run, setup.device)
-        gate = machine.attempt(partial(checked, run, setup.device))[1]
+        gate = attempt(partial(checked, run, setup.device))[1]
         with mps.shared_gpu(str(setup.device)) as why_not:
             service = why_not or ("yes" if setup.on_gpu else "no GPU")
         cases = (
@@ -216,8 +214,8 @@ def timed(runs: Sequence[Any], loop: PlainSearch, setup: Setup, all_plain: list[
     return {
         "rounds": len(times),
         "steps_per_epoch": runs[0].steps_per_epoch,
-        **timing.spread("seconds", times),
-        **timing.spread("speedup", [plain / seconds for seconds in times]),
+        **spread("seconds", times),
+        **spread("speedup", [plain / seconds for seconds in times]),
     }
 
 
@@ -225,7 +223,7 @@ def profile_rows(setup: Setup) -> Iterator[Row]:
     """The kernels of a step, by their names."""
     for gradient in ("gdas", "full"):
         about = {"section": "profile", "case": gradient, "processes": 1, "gradient": gradient}
-        yield from profiles.kernel_rows(about, partial(profiled, gradient, setup), setup)
+        yield from kernel_rows(about, partial(profiled, gradient, setup), setup)
 
 
 def profiled(gradient: str, setup: Setup) -> dict[str, Row]:
@@ -234,10 +232,10 @@ def profiled(gradient: str, setup: Setup) -> dict[str, Row]:
     stack = Stack(recipe.task.model, runs_of(1, gradient, plan_of(setup)), setup.device)
     for _ in range(2):
         stack.advance()
-    alone = timing.block_seconds(stack.advance, 1, setup) / stack.steps_per_epoch
+    alone = block_seconds(stack.advance, 1, setup) / stack.steps_per_epoch
     return {
-        "a step on the clock": {"seconds": timing.rounded(alone)},
-        **profiles.by_kernel(stack.advance, 15, stack.steps_per_epoch),
+        "a step on the clock": {"seconds": rounded(alone)},
+        **by_kernel(stack.advance, 15, stack.steps_per_epoch),
     }
 
 
@@ -249,7 +247,7 @@ FILE = File(
     "search.csv",
     (
         *("section", "case", "provider", "processes", "gradient", "mps", "status", "rounds"),
-        *("steps_per_epoch", *files.with_spread("seconds", "speedup"), "launches"),
+        *("steps_per_epoch", *with_spread("seconds", "speedup"), "launches"),
         *("gpu", "cpu", "cores", "threads", "python", "torch", "triton"),
         *MADE,
     ),

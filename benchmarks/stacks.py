@@ -38,18 +38,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import files
-import memory
 import pages
-import timing
 import torch
 import whole_runs
 from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed, too_far
-from files import MADE, ON_GPU, File, Row
+from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
+from memory import peak_memory
 from plain_loops import PlainBernoulli, PlainPolynomial, PlainVae, widths
 from script import Benchmark
-from timing import Entry, Pace
+from timing import Entry, Pace, rounded
 from whole_runs import Repeats
 
 from discretegrad_lab import Run, Stack, recipe, stack_of_task
@@ -230,7 +228,7 @@ def image_rows(
     """Stacks against a loop that has made some steps, and against what a step must move."""
     run, plan = stacks[0][1][0], setup.data.plan
     needed = traffic(run)
-    with memory.peak_memory(setup) as peak:
+    with peak_memory(setup) as peak:
         loop = make_loop()
         for _ in range(steps):
             loop.step()
@@ -240,7 +238,7 @@ def image_rows(
     for row in contest(about, stacks, partial(stack_of, setup), rival, plan.pace, setup):
         if row["status"] == "ok":
             floor = needed.floor_bytes / setup.bandwidth
-            row["times_floor"] = timing.rounded(row["seconds"] / floor, 3)
+            row["times_floor"] = rounded(row["seconds"] / floor, 3)
         yield row
 
 
@@ -298,7 +296,7 @@ def polynomial_rows(setup: Setup) -> Iterator[Row]:
     plan = setup.data.plan
     (run,) = polynomial_runs(1, plan)
     stacks = [(STACK, polynomial_runs(members, plan)) for members in plan.polynomial]
-    with memory.peak_memory(setup) as peak:
+    with peak_memory(setup) as peak:
         loop = PlainPolynomial(run, setup.device)
         before = loop.expected()
         for _ in range(run.steps_per_epoch):
@@ -330,9 +328,9 @@ FILE = File(
     "stacks.csv",
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
-        *(*files.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes"),
+        *(*with_spread("seconds", "speedup"), "start_seconds", "peak_bytes"),
         *Traffic._fields,
-        *("times_floor", "epochs", *files.with_spread("overhead"), "bare_epoch_seconds"),
+        *("times_floor", "epochs", *with_spread("overhead"), "bare_epoch_seconds"),
         *("run_seconds", "epochs_seconds", "checkpoint_seconds", "end_seconds"),
         *(*ON_GPU, *MADE, "images"),
     ),
@@ -511,7 +509,7 @@ def pictures(results: pages.Results) -> dict[str, list[Figure]]:
             chosen += [row | {"members": largest} for row in chosen]
         chosen.sort(key=lambda row: int(row["members"]))
         members = [int(row["members"]) for row in chosen]
-        points = ([1e6 * float(row[x]) for row in chosen] for x in files.with_spread("seconds"))
+        points = ([1e6 * float(row[x]) for row in chosen] for x in with_spread("seconds"))
         curves.append(Curve(provider, colour, members, *points, mark=mark))
     floor = 1e6 * int(rows[0]["floor_bytes"]) / float(rows[0]["copy_bandwidth"])
     words = {"reference": floor, "reference_name": "the floor", "log_y": True}

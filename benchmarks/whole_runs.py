@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import machine
 import pages
-import timing
 from contest import STACK
 from files import Row
-from machine import RedGate, Setup, Unavailable
+from machine import TIME_OVER, RedGate, Setup, Unavailable, attempt, release
 from rich.console import Console
+from timing import block_seconds, rounded, spread
 
 from discretegrad_lab import Listener, Run, Stack, Store, execute, stack_of_task
 from discretegrad_lab.runs.listener import Together
@@ -64,8 +63,8 @@ def rows(cases: Mapping[str, Sequence[Run]], repeats: Repeats, setup: Setup) -> 
     """A row for each of the cases, which are given by their names."""
     for case, runs in cases.items():
         about = {"section": "overhead", "case": case, "provider": STACK, "members": len(runs)}
-        numbers, status = machine.attempt(partial(whole_run, runs, repeats, setup))
-        machine.release()
+        numbers, status = attempt(partial(whole_run, runs, repeats, setup))
+        release()
         yield about | {"status": status} | (numbers or {})
 
 
@@ -101,7 +100,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
             )
             timeline.end = time.perf_counter()
     if outcome.stopped_by == "budget":
-        raise Unavailable(machine.TIME_OVER)
+        raise Unavailable(TIME_OVER)
     if len(outcome.finished) < len(runs):
         raise RedGate(f"{len(runs) - len(outcome.finished)} runs did not finish")
     return timeline
@@ -109,7 +108,7 @@ def stored_run(runs: Sequence[Run], setup: Setup) -> Timeline:
 
 def bare_epochs(stack: Stack, repeats: Repeats, setup: Setup) -> list[float]:
     stack.epoch = 1
-    return [timing.block_seconds(stack.advance, 1, setup) for _ in range(repeats.bare)]
+    return [block_seconds(stack.advance, 1, setup) for _ in range(repeats.bare)]
 
 
 def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
@@ -131,12 +130,12 @@ def shares(timelines: Sequence[Timeline], bare: Sequence[float]) -> Row:
     return {
         "rounds": len(timelines),
         "epochs": epochs,
-        **{name: round(x, 5) for name, x in timing.spread("overhead", overheads, digits=6).items()},
-        "bare_epoch_seconds": timing.rounded(middle),
-        "run_seconds": timing.rounded(after_first + middle),
-        "epochs_seconds": timing.rounded(sum(timeline.epochs[1:]) + middle),
-        "checkpoint_seconds": timing.rounded(sum(timeline.checkpoints)),
-        "end_seconds": timing.rounded(timeline.end - timeline.trained),
+        **{name: round(x, 5) for name, x in spread("overhead", overheads, digits=6).items()},
+        "bare_epoch_seconds": rounded(middle),
+        "run_seconds": rounded(after_first + middle),
+        "epochs_seconds": rounded(sum(timeline.epochs[1:]) + middle),
+        "checkpoint_seconds": rounded(sum(timeline.checkpoints)),
+        "end_seconds": rounded(timeline.end - timeline.trained),
     }
 
 
