@@ -213,6 +213,10 @@ def kernels_table(rows: Sequence[Row]) -> str:
     return table(rows, "", columns)
 
 
+def joined(tables: Sequence[str]) -> str:
+    return "\n\n".join(tables) or NOT_MEASURED
+
+
 def crossed(rows: Sequence[Row], first: str, line: Cell, column: Cell, cell: Cell) -> str:
     """A table with a line for each value of one thing and a column for each of another."""
     cells = {(line(row), column(row)): cell(row) for row in rows}
@@ -254,7 +258,7 @@ def provenance(rows: Iterable[Row]) -> str:
     for about_run, sections in runs.items():
         which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
         tables.append(markdown(["", ""], [*which, *map(list, about_run)]))
-    return "\n\n".join(tables) or NOT_MEASURED
+    return joined(tables)
 
 
 def cases(rows: Sequence[Row], *columns: str) -> list[list[Row]]:

@@ -16,6 +16,7 @@ from statistics import fmean, median, variance
 from typing import Any
 
 import claims
+import efficiency
 import kernels
 import pooled
 import several
@@ -134,7 +135,7 @@ def blocks() -> dict[str, str]:
         "samples": samples_block(),
         "small samples": if_stored(SMALL_SAMPLES),
         "by temperature": if_stored(BY_TEMPERATURE),
-        "efficiency": kernels.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
+        "efficiency": efficiency.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
         "heat map": if_stored(TEMPERATURES, "Train loss of each estimator at each temperature"),
         "chosen": chosen_tables(),
         "searches": parts_if_stored({x: x[11:] for x in SEARCHES}),

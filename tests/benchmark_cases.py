@@ -14,17 +14,19 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against claims contest files kernels listops machine measure memory pages plain "
-    "plain_tree pooled profiles reproduction run samplers script search several stacks "
-    "steps subsets table timing whole_runs"
+    "against claims contest efficiency files kernels listops lookups machine measure "
+    "memory pages plain plain_tree pooled profiles reproduction run samplers script "
+    "search several stacks steps subsets table timing whole_runs"
 )
 (
     against,
     claims,
     contest,
+    efficiency,
     files,
     kernels,
     listops,
+    lookups,
     machine,
     measure,
     memory,

@@ -9,7 +9,17 @@ from statistics import fmean, median, stdev, variance
 import pytest
 
 import discretegrad
-from benchmark_cases import claims, files, kernels, pages, pooled, reproduction, several, table
+from benchmark_cases import (
+    claims,
+    efficiency,
+    files,
+    kernels,
+    pages,
+    pooled,
+    reproduction,
+    several,
+    table,
+)
 from discretegrad_lab import LINES, recipe, recipes
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.tasks.base import read_rows
@@ -713,14 +723,14 @@ def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
 
 def test_the_table_of_efficiency_is_that_of_the_benchmark():
     rows = kernels.PAGE.read().of(section="efficiency")
-    cells = lines_of(kernels.table_of_the_paper(rows))
+    cells = lines_of(efficiency.table_of_the_paper(rows))
     assert "| QP, this library |" in reproduction.PAGE.path.read_text(encoding="utf-8")
     assert cells["QP, published"] == [
-        kernels.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
+        efficiency.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
     ]
     ours = [row for row in rows if row["mode"] == "ours" and row["provider"] == "GR-MCK 1000"]
     assert [cells[f"{row['case']}, this library"][-1] for row in ours] == [
-        kernels.epoch(row) for row in ours
+        efficiency.epoch(row) for row in ours
     ]
 
 
