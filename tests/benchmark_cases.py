@@ -14,13 +14,15 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against claims contest efficiency files kernels listops lookups machine measure "
-    "memory pages plain plain_tree pooled profiles reproduction run samplers script "
-    "search several stacks steps subsets table timing whole_runs"
+    "against claims collapses contest efficiency files kernels listops lookups machine "
+    "measure memory pages pictures plain plain_tree pooled profiles readme reports "
+    "reproduction run samplers script search several stacks steps stored subsets table "
+    "timing whole_runs"
 )
 (
     against,
     claims,
+    collapses,
     contest,
     efficiency,
     files,
@@ -31,10 +33,13 @@ SCRIPTS = (
     measure,
     memory,
     pages,
+    pictures,
     plain,
     plain_tree,
     pooled,
     profiles,
+    readme,
+    reports,
     reproduction,
     run,
     samplers,
@@ -43,6 +48,7 @@ SCRIPTS = (
     several,
     stacks,
     steps,
+    stored,
     subsets,
     table,
     timing,
