@@ -26,17 +26,17 @@ def collapse_table() -> str:
         collapsed = [row.config["seed"] for row, _ in fallen]
         back = [epoch for _, epoch in fallen if epoch is not None]
         stuck = [row.config["seed"] for row, epoch in fallen if epoch is None]
-        low, high = rate_interval(len(stuck), entry.ours.count)
+        interval = rate_interval(len(stuck), entry.ours.count)
         lines.append(
             [
                 find_line(entry.estimator).label,
                 with_half(entry.ours.mean, entry.ours.half, 2),
                 f"{entry.median:.2f}",
                 f"{entry.ours.count}",
-                f"{len(collapsed)}" + f" (seeds {_listed(collapsed)})" * bool(collapsed),
-                f"{len(back)}" + f" (by epoch {_listed(back)})" * bool(back),
-                f"{len(stuck)}" + f" (seeds {_listed(stuck)})" * bool(stuck),
-                f"{100 * low:.1f} to {100 * high:.1f} %",
+                _counted("seeds", collapsed),
+                _counted("by epoch", back),
+                _counted("seeds", stuck),
+                interval,
             ]
         )
     heads = ["train \N{MINUS SIGN}ELBO", "mean", "median", "runs", "collapsed after 4 epochs"]
@@ -50,13 +50,13 @@ def collapses(results: Results, rows: Sequence[Row]) -> list[tuple[Row, int | No
     The loss of the first epochs is a mean over their steps, so every run begins high.
     """
     (level,) = (x.useless for x in reading(results).metrics if x.useless is not None)
-    found: list[tuple[Row, int | None]] = []
+    collapsed: list[tuple[Row, int | None]] = []
     for row in rows:
         curve = [(epoch, loss) for epoch, loss in results.curve(row, "train") if epoch >= 4]
         above = [epoch for epoch, loss in curve if loss >= level]
         if above:
-            found.append((row, next((epoch for epoch, _ in curve if epoch > above[-1]), None)))
-    return found
+            collapsed.append((row, next((epoch for epoch, _ in curve if epoch > above[-1]), None)))
+    return collapsed
 
 
 def weights_table() -> str:
@@ -104,14 +104,14 @@ def beginnings_table() -> str:
         if not rows:
             continue
         fallen = collapses(results, rows)
-        low, high = rate_interval(len(fallen), len(rows))
+        interval = rate_interval(len(fallen), len(rows))
         lines.append(
             [
                 find_line(setting["estimator"]).label,
                 f"{setting['tau']:g}",
                 f"{len(rows)}",
                 f"{len(fallen)}",
-                f"{100 * low:.1f} to {100 * high:.1f} %",
+                interval,
                 f"{sum(epoch is not None for _, epoch in fallen)}",
                 f"{median(row.metrics['train'] for row in rows):.2f}",
             ]
@@ -120,13 +120,16 @@ def beginnings_table() -> str:
     return markdown([*heads, "median of train \N{MINUS SIGN}ELBO"], lines)
 
 
-def rate_interval(count: int, total: int) -> tuple[float, float]:
+def rate_interval(count: int, total: int) -> str:
     """Wilson's 95 % interval of a probability, from so many events in so many trials."""
     z = 1.959964
     middle = (count + z * z / 2) / (total + z * z)
     half = z * math.sqrt(count * (total - count) / total + z * z / 4) / (total + z * z)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _counted(what: str, numbers: Sequence[int]) -> str:
+    """How many there are and which, as in ``2 (seeds 3, 5)``."""
+    which = f" ({what} {', '.join(map(str, numbers))})" if numbers else ""
+    return f"{len(numbers)}{which}"

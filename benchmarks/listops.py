@@ -254,10 +254,7 @@ FILE = File(
         *(*ON_GPU, *MADE, "expressions"),
     ),
 )
-SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
-    "step": step_rows,
-    "profile": profile_rows,
-}
+SECTIONS = {"step": step_rows, "profile": profile_rows}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

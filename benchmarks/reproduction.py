@@ -96,7 +96,7 @@ def blocks() -> dict[str, str]:
 
 def in_short() -> str:
     """What was trained, and what it says of the numbers and the claims of the paper."""
-    names, found = stored.shown(), all_claims()
+    names, judged_claims = stored.shown(), all_claims()
     # runs that several recipes share count once
     rows = {row.identity: row for name in names for row in stored.read(name).rows}
     hours = training_seconds(Results("", tuple(rows.values()))) / 3600
@@ -114,10 +114,10 @@ def in_short() -> str:
         tasks.recipe(name).reproduces for name in stored.IF_TRAINED if not stored.read(name).rows
     ]
     numbers = {int(x) for text in untrained for x in re.findall(r"^Table (\d+)", text)}
-    tables = ", ".join(map(str, sorted(numbers)))
-    missing = f" Tables of the paper that are not trained yet, or not whole: {tables}." * bool(
-        tables
-    )
+    missing = ""
+    if numbers:
+        tables = ", ".join(map(str, sorted(numbers)))
+        missing = f" Tables of the paper that are not trained yet, or not whole: {tables}."
     return "\n\n".join(
         [
             wrapped(
@@ -126,9 +126,9 @@ def in_short() -> str:
                 f"side by side.{missing} Of {len(verdicts)} comparisons "
                 f"with {len(judged)} published means {verdicts.count('within')} are within the "
                 "joint 95 % interval; 1 in 20 is outside by chance. "
-                f"{claims.counts(found)}."
+                f"{claims.counts(judged_claims)}."
             ),
-            claims.lists(found),
+            claims.lists(judged_claims),
         ]
     )
 
@@ -202,7 +202,7 @@ def main_table(
                 # so that all lines are as long, whatever was trained
                 cells = labels.setdefault(entry.estimator, [DASH] * len(columns))
                 doubts = reading(stored.read(name)).published[metric].doubts
-                mark = "?" * (entry.estimator in doubts)
+                mark = "?" if entry.estimator in doubts else ""
                 in_doubt |= {entry.estimator} if mark else set()
                 published = f"{entry.cell.value:.2f}{mark}" if entry.cell else ""
                 cells[place] = mean_cell(entry, published)
@@ -215,7 +215,7 @@ def main_table(
         whole = [values for values in seeds.values() if len(values) == len(columns)]
         mean = summarise([fmean(values) for values in whole])
         cell = published_cells().get((number, estimator, "average"))
-        mark = "?" * (estimator in in_doubt)
+        mark = "?" if estimator in in_doubt else ""
         labels[estimator].append(_beside(mean, f"{cell.value:.2f}{mark}" if cell else ""))
     head = ", ".join(filter(None, (f"Table {number}: {metric} \N{MINUS SIGN}ELBO", chosen)))
     heads = [head, *(x.rpartition("-")[2] for x in columns), "mean"]

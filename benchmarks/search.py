@@ -115,14 +115,15 @@ def check(loop: PlainSearch, run: Any) -> None:
     z, own_z = one_hot.clone().requires_grad_(), one_hot.clone().requires_grad_()
     weights = network.weights(flat, CELL)
     logits = network(loop.images, weights, CELL, Samples(own_z, full=False))
-    own = nn.functional.cross_entropy(logits, loop.labels)
-    theirs = loop.loss(z)
+    loss = nn.functional.cross_entropy(logits, loop.labels)
+    plain_loss = loop.loss(z)
     names = ("head.linear", "stage0.cell0.1<-0.nor_conv_3x3.kernel", "stem.kernel")
-    found = torch.autograd.grad(own, [own_z, *(weights[name] for name in names)])
-    expected = torch.autograd.grad(theirs, [z, *(plain[name] for name in names)])
-    pairs = zip(("loss", "samples", *names), (own, *found), (theirs, *expected), strict=True)
+    gradients = torch.autograd.grad(loss, [own_z, *(weights[name] for name in names)])
+    expected = torch.autograd.grad(plain_loss, [z, *(plain[name] for name in names)])
     faults = []
-    for name, x, y in pairs:
+    for name, x, y in zip(
+        ("loss", "samples", *names), (loss, *gradients), (plain_loss, *expected), strict=True
+    ):
         error = ((x - y).abs().max() / y.abs().max().clamp_min(1e-12)).item()
         if not error <= TOLERANCE:
             faults.append(f"{name} is off by {error:.2g}")
@@ -252,17 +253,8 @@ FILE = File(
         *MADE,
     ),
 )
-SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
-    "step": step_rows,
-    "profile": profile_rows,
-}
-BENCHMARK = Benchmark(
-    "benchmarks/search.py",
-    __doc__,
-    SECTIONS,
-    FILE,
-    limit_seconds=300.0,
-)
+SECTIONS = {"step": step_rows, "profile": profile_rows}
+BENCHMARK = Benchmark("benchmarks/search.py", __doc__, SECTIONS, FILE, limit_seconds=300.0)
 TARGETS = (
     pages.Target(
         {"section": "step", "provider": LAB, "processes": "12", "gradient": "gdas"},

@@ -18,10 +18,8 @@ CURVES, SETTINGS, SEARCH = (f"polynomial-{name}" for name in ("curves", "setting
 COLUMNS = ("vae-8x4", "vae-4x24", "vae-8x16", "vae-16x12", "vae-64x8", VAE)
 OTHER_SIZES = COLUMNS[:-1]
 COLLAPSE = "vae-8x4-collapse"
-BEGINNINGS = WEIGHTS, FIRST_TEMPERATURES = (
-    "vae-8x4-beginning-weights",
-    "vae-8x4-beginning-temperatures",
-)
+WEIGHTS = "vae-8x4-beginning-weights"
+FIRST_TEMPERATURES = "vae-8x4-beginning-temperatures"
 # what the paper does not show, or as figures only
 EXACT, GRADIENTS, BASELINES = "vae-8x4-exact", "vae-8x4-gradients", "vae-baselines"
 BY_TEMPERATURE = "vae-8x4-gradients-by-temperature"
@@ -42,7 +40,8 @@ BIT_GRADIENTS = tuple(f"bernoulli-vae-gradients-k{k}" for k in (2, 3))
 DRAWINGS = {PARSING: ("trees-reinmax.svg",), SEARCHED: ("cells.svg", "probabilities.svg")}
 ALWAYS = (VAE, CURVES, "polynomial-grids", SETTINGS, SEARCH)
 IF_TRAINED = (
-    *(*BEGINNINGS, *LARGE, EXACT, GRADIENTS, BASELINES, SAMPLES, SMALL_SAMPLES, TEMPERATURES),
+    *(WEIGHTS, FIRST_TEMPERATURES, *LARGE, EXACT, GRADIENTS, BASELINES),
+    *(SAMPLES, SMALL_SAMPLES, TEMPERATURES),
     *(*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS, *BIT_GRADIENTS),
     *(PRECISION, BY_TEMPERATURE),
 )
