@@ -222,7 +222,8 @@ def faults(plain_loss: float, stack: Stack, metrics: Metrics) -> list[str]:
 
 def profile_rows(setup: Setup) -> Iterator[Row]:
     """The kernels of a step of the largest stack, by their names."""
-    plan, stack = plan_of(setup), None
+    plan = plan_of(setup)
+    stack: Any = None
     if setup.on_gpu:
         expressions = expressions_of(plan, setup.data)
         stack = stack_of(expressions, setup.device, runs_of(plan.members[0], plan))

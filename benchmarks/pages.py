@@ -74,10 +74,8 @@ class Page:
 
 def head(results: Results, targets: "Sequence[Target]") -> dict[str, str]:
     """What nearly every page begins with."""
-    return {
-        "provenance": provenance(results.rows),
-        "targets": targets_table(targets, results.rows),
-    }
+    parts = {"provenance": provenance(results.rows)}
+    return parts | ({"targets": targets_table(targets, results.rows)} if targets else {})
 
 
 def of_devices(

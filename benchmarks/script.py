@@ -1,7 +1,8 @@
 """A benchmark as a script: its sections, its command line, and the files that it writes.
 
-A section yields rows, most of them by `measured` from cases. The file of results is written after
-each section and keeps the stored rows of the others.
+A section yields rows: by `measured` from cases (measure.py), or by `contest` from stacks beside a
+plain loop (contest.py). Both take turns in the rounds of timing.py. The file of results is written
+after each section and keeps the stored rows of the others; pages.py makes the page from it.
 """
 
 import argparse
