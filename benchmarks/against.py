@@ -22,19 +22,10 @@ from pathlib import Path
 
 import run
 import torch
-from measure import (
-    CALLS,
-    REHEARSED,
-    ROOT,
-    Row,
-    Setup,
-    block_seconds,
-    compared,
-    rounded,
-    spread,
-    write_csv,
-)
+from files import REHEARSED, ROOT, Row, write_csv
+from machine import Setup
 from pages import markdown, ratio, short
+from timing import CALLS, block_seconds, compared, rounded, spread
 
 LOSS = 0.95  # a sampler slower than this is named at the end
 SERVE = "--serve"

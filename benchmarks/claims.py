@@ -43,8 +43,8 @@ def collect(verdicts: Mapping[str, Mapping[str, Sequence[Verdict]]]) -> list[Cla
     claims = []
     for part, recipes in verdicts.items():
         words: dict[tuple[str, str], dict[str, str]] = {}
-        for recipe, found in recipes.items():
-            for verdict in found:
+        for recipe, own in recipes.items():
+            for verdict in own:
                 words.setdefault((verdict.text, verdict.place), {})[recipe] = verdict.word
         claims += [Claim(*said, part, outcomes) for said, outcomes in words.items()]
     return claims

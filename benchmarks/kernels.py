@@ -25,53 +25,27 @@ examples:
 """
 
 import argparse
-import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import calls
+import efficiency
 import pages
 import plain
 import torch
-from measure import (
-    STREAM,
-    WALL,
-    Benchmark,
-    Case,
-    File,
-    Pace,
-    Row,
-    Setup,
-    Work,
-    measured,
-    rounded,
-    with_spread,
-)
-from samplers import (
-    GATE_ROWS,
-    PYPI,
-    PYPI_REINMAX,
-    REINMAX,
-    Sampler,
-    off_formula,
-    pypi_reinmax,
-    sampler_work,
-    tolerance_of,
-    torch_gumbel_softmax,
-)
-from torch import Tensor
-from torch.nn.functional import gumbel_softmax
-
-import discretegrad
-
-FULL_PACE = Pace(rounds=7, seconds=0.012, calls=2000, slow_seconds=0.3, slow_rounds=2)
-QUICK_PACE = Pace(rounds=2, seconds=0.0, calls=1)
+from files import File, Row, with_spread
+from gpu_cases import ABOUT, EAGER, NAMES, TORCH, about, named, pace
+from lookups import BY_INDEX, LINEAR_SELECT, STRAIGHTFORWARD, lookup_cases
+from machine import Setup
+from measure import Case, measured
+from samplers import PYPI, PYPI_REINMAX, REINMAX, Sampler, sampler_work, torch_gumbel_softmax
+from script import Benchmark
+from timing import STREAM, WALL
 
 # samplers at many sizes
 
-TORCH = "F.gumbel_softmax(hard=True)"
 TORCH_PATH, COMPILED = 'reinmax backend="torch"', "reinmax, compiled"
 CATEGORICAL = (
     Sampler(REINMAX, calls.sampler(REINMAX), reinmax_tau=1.0),
@@ -97,7 +71,7 @@ BITS = tuple(
     )
 )
 
-EAGER, GRAPH, GRAPH_OF_20 = "eager", "graph", "graph of 20"
+GRAPH, GRAPH_OF_20 = "graph", "graph of 20"
 # copies of forward plus backward in one CUDA graph; 0 without a graph
 COPIES = {EAGER: 0, GRAPH: 1, GRAPH_OF_20: 20}
 FLOAT32, BFLOAT16 = (torch.float32,), (torch.bfloat16,)
@@ -127,19 +101,6 @@ SIZES = {
         Sizes((400, 8), modes=(EAGER, GRAPH, GRAPH_OF_20)),
     ),
 }
-
-
-def about(section: str, case: str, dtype: torch.dtype = torch.float32, mode: str = EAGER) -> Row:
-    dtype_name = str(dtype).removeprefix("torch.")
-    return {"section": section, "case": case, "dtype": dtype_name, "mode": mode}
-
-
-def named(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
-def pace(setup: Setup) -> Pace:
-    return QUICK_PACE if setup.quick else FULL_PACE
 
 
 def sampler_cases(section: str, setup: Setup) -> Iterator[Case]:
@@ -198,258 +159,16 @@ def gumbel_rao_cases(setup: Setup) -> Iterator[Case]:
         )
 
 
-# lookups
-
-
-class Lookup(NamedTuple):
-    """A product with a sampled one-hot, in one way or another."""
-
-    name: str
-    apply: Callable[..., Tensor]
-    """Of (logits, table), or of (hidden, head, table)."""
-    ours: bool = True
-    is_reinmax: bool = True
-
-
-BY_INDEX, LINEAR_SELECT = "sample_index, select", "linear_select"
-STRAIGHTFORWARD = "reinmax @ table"
-_OF_LOGITS = (
-    Lookup(BY_INDEX, calls.reinmax_row),
-    Lookup(STRAIGHTFORWARD, lambda logits, table: calls.sampler(REINMAX)(logits) @ table),
-    Lookup(TORCH, lambda logits, table: gumbel_softmax(logits, hard=True) @ table, False, False),
-    Lookup(PYPI, lambda logits, table: pypi_reinmax(logits) @ table, ours=False),
-)
-LOOKUPS = {
-    "index": _OF_LOGITS,
-    "vocabulary": (
-        Lookup(LINEAR_SELECT, discretegrad.linear_select),
-        *(
-            x._replace(apply=lambda hidden, head, table, x=x: x.apply(hidden @ head.T, table))
-            for x in _OF_LOGITS
-            if x.is_reinmax
-        ),
-    ),
-}
-# rows, categories, width of the table (and of the hidden layer), dtype
-LOOKUP_SIZES = {
-    "index": ((65536, 1024, 64, torch.float32), (8192, 32768, 512, torch.bfloat16)),
-    "vocabulary": (
-        (8192, 131072, 1024, torch.bfloat16),
-        # one tensor of rows x categories has 80 GiB
-        (163840, 262144, 1024, torch.bfloat16),
-    ),
-}
-
-
-def lookup_cases(section: str, setup: Setup) -> Iterator[Case]:
-    sizes = dict.fromkeys((setup.small(*shape), dtype) for *shape, dtype in LOOKUP_SIZES[section])
-    for (rows, categories, width), dtype in sizes:
-        table = setup.random(categories, width, dtype=dtype)
-        leaves = [setup.random(rows, categories, dtype=dtype), table]
-        if section == "vocabulary":
-            # logits of variance 1
-            head = setup.random(categories, width, dtype=dtype, scale=width**-0.5)
-            leaves = [setup.random(rows, width, dtype=dtype), head, table]
-        leaves = [leaf.requires_grad_() for leaf in leaves]
-        cotangent = setup.random(rows, width, dtype=dtype)
-        yield Case(
-            about(section, named((rows, categories, width)), dtype),
-            [lookup_work(lookup, leaves, cotangent) for lookup in LOOKUPS[section]],
-            pace(setup),
-            STREAM,
-            tensor_bytes=rows * categories * table.element_size(),
-        )
-
-
-def lookup_work(lookup: Lookup, leaves: Sequence[Tensor], cotangent: Tensor) -> Work:
-    against = {"speedup_plain": STRAIGHTFORWARD, "memory_ratio": STRAIGHTFORWARD}
-    return Work(
-        lookup.name,
-        lambda: lookup.apply(*leaves),
-        lambda output: torch.autograd.grad(output, leaves, cotangent),
-        lambda: lookup_faults(lookup, leaves, cotangent),
-        ours=lookup.ours,
-        against=against | {"speedup_torch": TORCH, "speedup_pypi": PYPI},
-    )
-
-
-def lookup_faults(lookup: Lookup, leaves: Sequence[Tensor], cotangent: Tensor) -> list[str]:
-    """What is wrong with the output and all gradients for a few rows, against float64."""
-    few = [leaves[0][:GATE_ROWS].detach().requires_grad_(), *leaves[1:]]
-    cotangent = cotangent[:GATE_ROWS]
-    output = lookup.apply(*few)
-    gradients = torch.autograd.grad(output, few, cotangent)
-    if not all(gradient.isfinite().all() for gradient in gradients):
-        return ["its gradients are not finite"]
-    if not lookup.is_reinmax:
-        return []
-    *before, table = (leaf.detach().double() for leaf in few)
-    g = cotangent.double()
-    # the row of the table that is nearest
-    index = (2 * output.detach().double() @ table.T - table.square().sum(-1)).argmax(-1)
-    faults = [] if torch.equal(output, few[-1][index]) else ["its output is no row of the table"]
-    logits = before[0] @ before[1].T if len(before) == 2 else before[0]
-    z = torch.zeros_like(logits).scatter_(-1, index.unsqueeze(-1), 1.0)
-    slope = plain.reinmax_formula(logits, g @ table.T, z, 1.0)
-    expected = [slope @ before[1], slope.T @ before[0]] if len(before) == 2 else [slope]
-    # all of them round products of matrices, not only the result
-    return faults + off_formula(gradients, [*expected, z.T @ g], tolerance_of(cotangent, False))
-
-
-# what the ReinMax paper measured: its names and the temperatures that it found best for 10
-# categories x 30 variables
-
-
-class Method(NamedTuple):
-    """A column of the paper's table of efficiency."""
-
-    name: str
-    sampler: str
-    plain: Callable[..., Tensor]
-    tau: float
-    options: Mapping[str, Any] = {}
-
-
-METHODS = (
-    Method("ReinMax", REINMAX, plain.reinmax, 1.3),
-    Method("ST", "straight_through", plain.straight_through, 1.4),
-    Method("STGS", "gumbel_softmax", partial(gumbel_softmax, hard=True), 0.5),
-    Method("GST-1.0", "gapped", plain.gapped, 0.5),
-    *(
-        Method(f"GR-MCK {k}", "gumbel_rao", plain.gumbel_rao, 1.0, {"num_draws": k})
-        for k in (100, 300, 1000)
-    ),
-)
-QP, VAE = "QP", "MNIST-VAE"
-STEPS_PER_EPOCH = {QP: 200, VAE: 600}
-PUBLISHED_SOURCE = "arXiv:2304.08612, table of efficiency, A6000"
-# seconds an epoch and bytes, in the order of the methods
-PUBLISHED = {
-    QP: ((0.2, 6.5e6), (0.2, 5e6), (0.2, 5.5e6), (0.2, 8e6), (0.8, 0.3e9), (2.2, 1e9), (6.6, 3e9)),
-    VAE: (*[(5.2, 13e6)] * 4, (5.2, 76e6), (5.2, 0.2e9), (5.4, 0.6e9)),
-}
-
-
-class Problem(NamedTuple):
-    """What the methods are compared on."""
-
-    name: str
-    categories: int
-    parameters: list[Tensor]
-    inputs: list[Tensor]
-    loss: Callable[[calls.Sample], Tensor]
-
-
-def quadratic(setup: Setup) -> Problem:
-    """The paper's quadratic programming: 128 binary variables, a batch of 512."""
-    batch, variables = setup.small(512, 128)
-    theta = setup.random(variables, 2, scale=0.01).requires_grad_()
-
-    def loss(sample: calls.Sample) -> Tensor:
-        z = sample(theta.expand(batch, -1, -1))
-        return (z[..., 0] - 0.45).square().mean()
-
-    return Problem(QP, 2, [theta], [], loss)
-
-
-def autoencoder(setup: Setup) -> Problem:
-    """The paper's VAE: 30 variables of 10 categories, two hidden layers, a batch of 100 images."""
-    images = read_images(setup.data, *setup.small(100)).to(setup.device)
-    encoder, decoder = (x.to(setup.device) for x in plain.coders((784, 512, 256, 300)))
-
-    def loss(sample: calls.Sample) -> Tensor:
-        return plain.negative_elbo(encoder, decoder, images, sample, 10)
-
-    return Problem(VAE, 10, [*encoder.parameters(), *decoder.parameters()], [images], loss)
-
-
-def read_images(path: Path, count: int) -> Tensor:
-    """The first images of MNIST's file of training images, grey values from 0 to 1."""
-    with gzip.open(path) as file:
-        head, pixels = file.read(16), file.read(count * 784)
-    if head[:4] != b"\0\0\x08\x03" or len(pixels) != count * 784:
-        raise ValueError(f"{path.name} is not MNIST's file of training images")
-    return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(count, 784) / 255
-
-
-def efficiency_rows(setup: Setup) -> Iterator[Row]:
-    """Our methods and the plain forms, and what the paper reports."""
-    for make in (quadratic, autoencoder):
-        problem = make(setup)
-        works = [
-            efficiency_work(method, form, problem, setup)
-            for method in METHODS
-            for form in ("ours", "plain")
-        ]
-        yield from measured(
-            [Case(about("efficiency", problem.name), works, pace(setup), WALL)],
-            setup,
-        )
-    for case, values in PUBLISHED.items():
-        for method, (epoch, memory) in zip(METHODS, values, strict=True):
-            numbers = {
-                "epoch_seconds": epoch,
-                "peak_bytes": int(memory),
-                "source": PUBLISHED_SOURCE,
-            }
-            names = {"provider": method.name, "status": "ok"}
-            yield about("efficiency", case, mode="published") | names | numbers
-
-
-def efficiency_work(method: Method, form: str, problem: Problem, setup: Setup) -> Work:
-    options = {**method.options, "tau": method.tau}
-    if setup.quick:
-        options = {key: min(value, 10) for key, value in options.items()}
-    is_ours = form == "ours"
-    function = calls.sampler(method.sampler) if is_ours else method.plain
-    sample = partial(function, **options)
-    tau = method.tau if method.name == "ReinMax" else None
-    logits = setup.random(2 * GATE_ROWS, problem.categories).requires_grad_()
-    sampler = Sampler(method.name, sample, is_ours, tau)
-    resident = sum(x.nbytes for x in (*problem.parameters, *problem.inputs))
-
-    def derived(row: Row) -> Row:
-        """In the units of the paper."""
-        peak = row.get("peak_extra_bytes")
-        return {
-            "epoch_seconds": rounded(row["seconds"] * STEPS_PER_EPOCH[problem.name]),
-            "peak_bytes": peak + resident if peak else "",
-        }
-
-    return Work(
-        f"{method.name}, {form}",
-        partial(problem.loss, sample),
-        partial(torch.autograd.grad, inputs=problem.parameters),
-        sampler_work(sampler, logits, setup.random(*logits.shape)).gate,
-        ours=is_ours,
-        against={"speedup_plain": f"{method.name}, plain", "memory_ratio": "ST, ours"},
-        about={"provider": method.name, "mode": form, "source": "this run"},
-        derived=derived,
-    )
-
-
 # the benchmark
 
-_NAMES = ("section", "case", "dtype", "mode", "provider", "status")
-_ABOUT = (
-    *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-    *("reinmax", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
-)
 FILE = File(
     "kernels.csv",
     (
-        *(*_NAMES, "ours", "rounds"),
+        *(*NAMES, "ours", "rounds"),
         *with_spread("seconds", "speedup_torch", "speedup_pypi", "speedup_plain"),
         *("times_floor", "tensor_bytes", "peak_extra_bytes", "peak_extra_tensors"),
         *("beyond_bytes", "memory_ratio", "launches_forward", "launches_backward"),
-        *("copies_forward", "copies_backward", *_ABOUT),
-    ),
-)
-EFFICIENCY = File(
-    "efficiency.csv",
-    (
-        *(*_NAMES, "rounds", *with_spread("seconds", "speedup_plain"), "peak_extra_bytes"),
-        *("memory_ratio", "epoch_seconds", "peak_bytes", "source", *_ABOUT),
+        *("copies_forward", "copies_backward", *ABOUT),
     ),
 )
 
@@ -462,7 +181,7 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "large": partial(cases_of, partial(sampler_cases, "large")),
     "small": partial(cases_of, partial(sampler_cases, "small")),
     "gumbel_rao": partial(cases_of, gumbel_rao_cases),
-    "efficiency": efficiency_rows,
+    "efficiency": efficiency.rows_of,
     "index": partial(cases_of, partial(lookup_cases, "index")),
     "vocabulary": partial(cases_of, partial(lookup_cases, "vocabulary")),
 }
@@ -490,7 +209,8 @@ BENCHMARK = Benchmark(
     "benchmarks/kernels.py",
     __doc__,
     SECTIONS,
-    {section: EFFICIENCY if section == "efficiency" else FILE for section in SECTIONS},
+    FILE,
+    {"efficiency": efficiency.FILE},
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
@@ -533,7 +253,7 @@ def _targets() -> Iterator[pages.Target]:
         yield graph("seconds", 12.0, "at most {} µs in a CUDA graph", 1e-6)
     for rao in (
         at("gumbel_rao", "512x128x2", "float32", EAGER, "gumbel_rao"),
-        at("efficiency", QP, "float32", "ours", "GR-MCK 1000"),
+        at("efficiency", efficiency.QP, "float32", "ours", "GR-MCK 1000"),
     ):
         yield rao("memory_ratio", 2.0, "at most {} times the memory of `straight_through`")
         yield rao("speedup_plain", 20.0, "at least {} times as fast as the plain form")
@@ -593,24 +313,21 @@ def blocks(results: pages.Results) -> dict[str, str]:
     measured_here = [row for row in rows if row.get("source", "this run") == "this run"]
     return {
         "provenance": pages.provenance(measured_here),
-        "targets": pages.targets_table(TARGETS, rows),
-        "losses": pages.bullets(losses(results)) or ("Nowhere." if rows else pages.NOT_MEASURED),
+        "losses": pages.losses_list(losses(results), results),
         "floors": by_case(large, times_floor),
         "memory": by_case(eager, lambda row: pages.short(row["peak_extra_tensors"])),
         "small": small_tables(results.of(section="small")),
         **{name: case_tables(results.of(section=name), cells) for name, cells in TABLES.items()},
-        "efficiency": efficiency_tables(results.of(section="efficiency")),
+        "efficiency": efficiency.tables_of_problems(results.of(section="efficiency")),
     }
-
-
-def joined(tables: Sequence[str]) -> str:
-    return "\n\n".join(tables) or pages.NOT_MEASURED
 
 
 def case_tables(rows: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> str:
     """A table for each case; a provider that could not run says why."""
     groups = pages.cases(rows, "case", "dtype")
-    return joined([pages.table(group, place_of(group[0]), _PROVIDER | cells) for group in groups])
+    return pages.joined(
+        [pages.table(group, place_of(group[0]), _PROVIDER | cells) for group in groups]
+    )
 
 
 def times_floor(row: Row) -> str:
@@ -620,7 +337,7 @@ def times_floor(row: Row) -> str:
 def by_case(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A table for each dtype and kind of variable: lines are samplers, columns are shapes."""
     rows = [row | {"is_bits": row["case"].endswith("bits")} for row in rows]
-    return joined(
+    return pages.joined(
         [
             pages.crossed(
                 group,
@@ -644,50 +361,12 @@ def small_tables(rows: Sequence[Row]) -> str:
     columns |= {"backward": partial(launches, "backward")}
     columns |= {mode: in_mode(mode) for mode in (GRAPH, GRAPH_OF_20)}
     groups = pages.cases([row for row in rows if row["mode"] == EAGER], "case")
-    return joined([pages.table(group, group[0]["case"], columns) for group in groups])
+    return pages.joined([pages.table(group, group[0]["case"], columns) for group in groups])
 
 
 def launches(part: str, row: Row) -> str:
     kernels, copies = row[f"launches_{part}"], row[f"copies_{part}"]
     return f"{kernels}+{copies}" if copies not in ("", "0") else kernels
-
-
-def efficiency_tables(rows: Sequence[Row]) -> str:
-    """Published numbers, plain forms and ours, a table for each problem."""
-    tables = []
-    for group in pages.cases(rows, "case"):
-        by_form = {(row["mode"], row["provider"]): row for row in group}
-        lines = [
-            [
-                method.name,
-                *(epoch(by_form[form, method.name]) for form in ("published", "plain", "ours")),
-                pages.ratio(by_form["ours", method.name], "speedup_plain"),
-            ]
-            for method in METHODS
-        ]
-        headings = [group[0]["case"], "published", "plain", "ours", "ours vs plain"]
-        tables.append(pages.markdown(headings, lines))
-    return joined(tables)
-
-
-def table_of_the_paper(rows: Sequence[Row]) -> str:
-    """The same in the layout of the paper: a column for each method."""
-    forms = {"published": "published", "plain": "plain forms, here", "ours": "this library"}
-    by_form = {(row["case"], row["mode"], row["provider"]): row for row in rows}
-    lines = [
-        [f"{case}, {words}", *(epoch(by_form[case, form, method.name]) for method in METHODS)]
-        for case in dict.fromkeys(row["case"] for row in rows)
-        for form, words in forms.items()
-    ]
-    headings = ["an epoch, peak memory", *(method.name for method in METHODS)]
-    return pages.markdown(headings, lines) if rows else pages.NOT_MEASURED
-
-
-def epoch(row: Row) -> str:
-    if not pages.is_ok(row):
-        return row["status"]
-    memory = pages.three_digits(float(row["peak_bytes"] or "nan") / 1e6)
-    return f"{float(row['epoch_seconds']):.3g} s, {memory} MB"
 
 
 def losses(results: pages.Results) -> list[str]:
@@ -708,7 +387,9 @@ def losses(results: pages.Results) -> list[str]:
     ]
 
 
-PAGE = pages.Page(pages.DOCS / "kernel-benchmarks.md", (FILE.name, EFFICIENCY.name), blocks)
+PAGE = pages.Page(
+    pages.DOCS / "kernel-benchmarks.md", (FILE.name, efficiency.FILE.name), blocks, TARGETS
+)
 
 
 if __name__ == "__main__":

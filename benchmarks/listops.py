@@ -28,22 +28,22 @@ examples:
 
 import argparse
 import itertools
-import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import measure
 import pages
-import plain
 import torch
-from measure import Benchmark, Entry, File, Pace, RedGate, Row, Setup
-from stacks import rounded_factors, too_far
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed
+from files import MADE, ON_GPU, File, Row, with_spread
+from machine import Setup
+from memory import peak_memory
+from plain_tree import PlainLoop
+from profiles import by_kernel, kernel_rows
+from script import Benchmark
+from timing import Entry, Pace
 
 from discretegrad_lab import Stack
 from discretegrad_lab.tasks.listops.batches import order
@@ -61,7 +61,7 @@ from discretegrad_lab.tasks.listops.model import ParsingModel
 from discretegrad_lab.tasks.listops.recipes import SCORES, settings
 from discretegrad_lab.tasks.listops.scored import ScoredParsing
 
-PLAIN, STACK, SCORED = "plain loop", "stack of five estimators", f"stack of {SCORES[1].label}"
+FIVE, SCORED = f"{STACK} of five estimators", f"{STACK} of {SCORES[1].label}"
 TOLERANCE = 0.05  # how far the loss of a stack may be from that of the plain loop
 
 
@@ -142,126 +142,9 @@ def expressions_of(plan: Plan, whole: ListOps | None = None) -> ListOps:
     return ListOps(*parts, parts[-1])
 
 
-def stack_of(runs: Sequence[Parsing], expressions: ListOps, device: torch.device) -> Stack:
+def stack_of(expressions: ListOps, device: torch.device, runs: Sequence[Parsing]) -> Stack:
     kind = ScoredParsing if runs[0].line.kind == "score" else ParsingModel
     return Stack(partial(kind, expressions=expressions), runs, device)
-
-
-# the released algorithm in plain PyTorch: one run
-
-
-class PlainTree(nn.Module):
-    """The Gumbel Tree-LSTM as the released programs compute it."""
-
-    def __init__(self, run: Parsing) -> None:
-        super().__init__()
-        size, words = run.hidden, run.embedding
-        self.size, self.tau = size, run.tau
-        self.embedding = nn.Embedding(len(VOCABULARY), words)
-        self.leaf = nn.LSTMCell(words, size)
-        self.composition = nn.Linear(2 * size, 5 * size)
-        self.query = nn.Parameter(torch.empty(size))
-        self.drop = nn.Dropout(run.dropout)
-        self.classifier, self.values = nn.Linear(size, size), nn.Linear(size, CLASSES)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-        for weight in (self.embedding.weight, self.query):
-            nn.init.normal_(weight, std=0.01)
-        for weight in (self.leaf.weight_ih, self.classifier.weight):
-            nn.init.kaiming_normal_(weight)
-        for weight in (self.leaf.weight_hh, self.composition.weight):
-            nn.init.orthogonal_(weight)
-        nn.init.ones_(self.leaf.bias_ih[size : 2 * size])
-        nn.init.uniform_(self.values.weight, -0.002, 0.002)
-
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits of the values, (batch, classes)."""
-        root = self.root(self.drop(self.embedding(tokens)), lengths)
-        return self.values(self.drop(self.classifier(self.drop(root)).relu()))
-
-    def root(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The hidden state of the last node, (batch, hidden)."""
-        state = self.leaves(x)
-        longest = x.shape[1]
-        is_word = torch.arange(longest, device=x.device) < lengths.unsqueeze(1)
-        for step in range(longest - 1):
-            left, right = [s[:, :-1] for s in state], [s[:, 1:] for s in state]
-            new = self.composed(left, right)
-            if step < longest - 2:
-                new = self.chosen(new, left, right, is_word[:, step + 1 :])
-            going_on = is_word[:, step + 1].view(-1, 1, 1)
-            state = [torch.where(going_on, n, s) for n, s in zip(new, left, strict=True)]
-        return state[0].squeeze(1)
-
-    def leaves(self, x: Tensor) -> list[Tensor]:
-        """Hidden and cell states of words."""
-        h = c = x.new_zeros(len(x), self.size)
-        hidden, cells = [], []
-        for word in x.unbind(1):
-            h, c = self.leaf(word, (h, c))
-            hidden.append(h)
-            cells.append(c)
-        return [torch.stack(hidden, 1), torch.stack(cells, 1)]
-
-    def composed(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> list[Tensor]:
-        """Those of all pairs of neighbours."""
-        gates = self.composition(torch.cat([left[0], right[0]], -1))
-        i, fl, fr, u, o = gates.chunk(5, -1)
-        c = left[1] * (fl + 1).sigmoid() + right[1] * (fr + 1).sigmoid() + u.tanh() * i.sigmoid()
-        return [o.sigmoid() * c.tanh(), c]
-
-    def chosen(
-        self, new: list[Tensor], left: list[Tensor], right: list[Tensor], mask: Tensor
-    ) -> list[Tensor]:
-        """The sample mixes the states."""
-        scores = (self.query * new[0]).sum(-1) / math.sqrt(self.size)
-        scores = scores.masked_fill(~mask, -1e9).masked_fill(~mask.any(1, keepdim=True), 1.0)
-        z = plain.reinmax(scores, self.tau).unsqueeze(-1)
-        upto = z.cumsum(1)
-        return [
-            z * n + (1 - upto) * a + (upto - z) * b
-            for n, a, b in zip(new, left, right, strict=True)
-        ]
-
-
-class PlainLoop:
-    """Training of one run, as anybody would write it."""
-
-    def __init__(self, run: Parsing, examples: Examples, device: torch.device) -> None:
-        torch.manual_seed(run.seed)
-        self.model = PlainTree(run).to(device)
-        self.optimiser = torch.optim.RAdam(self.model.parameters(), lr=run.learning_rate)
-        self.clip_norm = run.clip_norm
-        self.total = torch.zeros((), device=device)
-        _, batches = order(examples.lengths, run.batch, [run.seed], 0)
-        # each as wide as its longest expression
-        self.batches = []
-        for index in batches[0]:
-            width = int(examples.lengths[index].max())
-            parts = (
-                examples.tokens[index, :width],
-                examples.lengths[index],
-                examples.labels[index],
-            )
-            self.batches.append(tuple(x.to(device) for x in parts))
-
-    def sample(self, count: int) -> list[int]:
-        """So many batches of all widths, in the proportions of the data."""
-        widths = [batch[0].shape[1] for batch in self.batches]
-        by_width = sorted(range(len(widths)), key=widths.__getitem__)
-        places = [int((n + 0.5) * len(widths) / count) for n in range(count)]
-        return [by_width[place] for place in places]
-
-    def steps(self, chosen: Sequence[int]) -> None:
-        """A step with each of these batches."""
-        for number in chosen:
-            tokens, lengths, labels = self.batches[number]
-            loss = cross_entropy(self.model(tokens, lengths), labels)
-            self.optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-            self.optimiser.step()
-            self.total += loss.detach()
 
 
 # what a step must do
@@ -317,83 +200,37 @@ def step_rows(setup: Setup) -> Iterator[Row]:
     widths, _ = order(expressions.train.lengths, run.batch, [0], 0)
     work = work_of(run, widths)
     about = {"section": "step", "case": named(run), **work._asdict()}
-    stacks = [(STACK, runs_of(members, plan)) for members in plan.members]
+    stacks = [(FIVE, runs_of(members, plan)) for members in plan.members]
     stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
-    with rounded_factors():
-        with measure.peak_memory(setup) as peak:
+    make = partial(stack_of, expressions, setup.device)
+    with tf32_allowed():
+        with peak_memory(setup) as peak:
             loop = PlainLoop(run, expressions.train, setup.device)
             loop.steps(range(len(loop.batches)))
         learned = loop.total.item() / len(loop.batches)
-        all_plain: list[float] = []
-        for provider, runs in stacks:
-            row = about | {"provider": provider, "members": len(runs)}
-            race = partial(timed, runs, expressions, (loop, learned), setup, all_plain)
-            numbers, row["status"] = measure.attempt(race)
-            measure.release()
-            yield row | (numbers or {})
-    row = about | {"provider": PLAIN, "members": 1, "peak_bytes": peak[0]}
-    if not all_plain:
-        yield row | {"status": "not measured"}
-        return
-    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
+        chosen = loop.sample(plan.plain_steps)
+        entry = Entry(PLAIN, partial(loop.steps, chosen), units=len(chosen))
+        rival = Rival(entry, partial(faults, learned), peak[0])
+        yield from contest(about, stacks, make, rival, plan.pace, setup)
 
 
-def timed(
-    runs: Sequence[Parsing],
-    expressions: ListOps,
-    rival: tuple[PlainLoop, float],
-    setup: Setup,
-    all_plain: list[float],
-) -> Row:
-    """Time a stack and the plain loop by turns; the times of the loop are added to a list."""
-    setup.check_time()
-    plan, (loop, learned) = plan_of(setup), rival
-    with measure.peak_memory(setup) as peak:
-        begin = time.perf_counter()
-        stack = stack_of(runs, expressions, setup.device)
-        losses = stack.advance()["train_loss"]
-        first = time.perf_counter() - begin
-    faults = too_far("its loss", statistics.fmean(losses), learned, TOLERANCE)
-    if not all(map(math.isfinite, losses)):
-        faults = ["a loss is not finite"]
-    if faults:
-        raise RedGate("; ".join(faults))
-    run_steps = len(runs) * stack.steps_per_epoch
-    chosen = loop.sample(plan.plain_steps)
-    entries = [
-        Entry(STACK, stack.advance, units=run_steps),
-        Entry(PLAIN, partial(loop.steps, chosen), units=len(chosen)),
-    ]
-    times = measure.race(entries, plan.pace, setup)
-    all_plain += times[PLAIN]
-    epoch = statistics.median(times[STACK]) * run_steps
-    return {
-        "rounds": len(times[STACK]),
-        "steps_per_epoch": stack.steps_per_epoch,
-        **measure.spread("seconds", times[STACK]),
-        **measure.spread("speedup", measure.compared("speedup", times[STACK], times[PLAIN])),
-        # building and capturing, until the stack trains
-        "start_seconds": round(max(first - epoch, 0.0), 2),
-        "peak_bytes": peak[0],
-    }
+def faults(plain_loss: float, stack: Stack, metrics: Metrics) -> list[str]:
+    """What is wrong with the losses of a first epoch."""
+    losses = metrics["train_loss"]
+    return loss_faults(losses, statistics.fmean(losses), plain_loss, TOLERANCE)
 
 
 def profile_rows(setup: Setup) -> Iterator[Row]:
     """The kernels of a step of the largest stack, by their names."""
     plan = plan_of(setup)
-    if not setup.on_gpu:
-        for width in plan.profiled:
-            about = {"section": "profile", "case": f"width {width}", "provider": "all"}
-            yield about | {"members": plan.members[0], "status": "needs a GPU"}
-        return
-    expressions = expressions_of(plan, setup.data)
-    stack = stack_of(runs_of(plan.members[0], plan), expressions, setup.device)
-    stack.advance()
+    stack: Any = None
+    if setup.on_gpu:
+        expressions = expressions_of(plan, setup.data)
+        stack = stack_of(expressions, setup.device, runs_of(plan.members[0], plan))
+        stack.advance()
     for width in plan.profiled:
-        numbers, status = measure.attempt(partial(profiled, stack, width))
-        about = {"section": "profile", "case": f"width {width}", "members": len(stack.runs)}
-        for provider, row in (numbers or {"all": {}}).items():
-            yield about | {"provider": provider, "status": status, **row}
+        about = {"section": "profile", "case": f"width {width}", "members": plan.members[0]}
+        yield from kernel_rows(about, partial(profiled, stack, width), setup)
 
 
 def profiled(stack: Stack, width: int) -> dict[str, Row]:
@@ -402,7 +239,7 @@ def profiled(stack: Stack, width: int) -> dict[str, Row]:
     model.begin_epoch(0)
     step = next(n for n in range(1, stack.steps_per_epoch) if model.prepare(n) == width)
     graph = stack._graphs[model.prepare(step)]
-    return measure.by_kernel(graph.replay, 12)
+    return by_kernel(graph.replay, 12)
 
 
 def named(run: Parsing) -> str:
@@ -413,16 +250,12 @@ FILE = File(
     "listops.csv",
     (
         *("section", "case", "provider", "members", "status", "rounds", "steps_per_epoch"),
-        *(*measure.with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
+        *(*with_spread("seconds", "speedup"), "start_seconds", "peak_bytes", "launches"),
         *Work._fields,
-        *("gpu", "l2_bytes", "copy_bandwidth", "copy_bandwidth_end", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command", "expressions"),
+        *(*ON_GPU, *MADE, "expressions"),
     ),
 )
-SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
-    "step": step_rows,
-    "profile": profile_rows,
-}
+SECTIONS = {"step": step_rows, "profile": profile_rows}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -441,14 +274,14 @@ BENCHMARK = Benchmark(
     "benchmarks/listops.py",
     __doc__,
     SECTIONS,
-    dict.fromkeys(SECTIONS, FILE),
+    FILE,
     limit_seconds=300.0,
     add_arguments=add_arguments,
     read_arguments=read_arguments,
 )
 TARGETS = (
     pages.Target(
-        {"section": "step", "provider": STACK, "members": "25"},
+        {"section": "step", "provider": FIVE, "members": "25"},
         "25 members",
         "speedup",
         40.0,
@@ -463,11 +296,9 @@ TARGETS = (
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     return {
-        "provenance": pages.provenance(results.rows) or pages.NOT_MEASURED,
-        "targets": pages.targets_table(TARGETS, results.rows),
         "step": step_table(results.of(section="step")),
         "floor": floor_table(results.of(section="step")),
-        "profile": profile_table(results.of(section="profile")),
+        "profile": pages.kernels_table(results.of(section="profile")),
     }
 
 
@@ -498,16 +329,7 @@ def floor_table(rows: Sequence[Row]) -> str:
     return pages.markdown([f"at a mean width of {row['width']}", "", heading], lines)
 
 
-def profile_table(rows: Sequence[Row]) -> str:
-    columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: f"{row['case']}: `{row['provider']}`",
-        "launches": lambda row: row["launches"],
-        "time": pages.seconds,
-    }
-    return pages.table(rows, "", columns)
-
-
-PAGE = pages.Page(pages.DOCS / "listops.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "listops.md", (FILE.name,), blocks, TARGETS)
 
 
 if __name__ == "__main__":

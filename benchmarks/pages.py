@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from measure import ROOT, SPREAD, STORED, read_csv
+from files import ROOT, SPREAD, STORED, read_csv
 
 if TYPE_CHECKING:
     from discretegrad_lab.report.document import Figure
@@ -56,6 +56,7 @@ class Page:
     sources: Sequence[str]
     blocks: Callable[[Results], Mapping[str, str]]
     """Its generated parts by name."""
+    targets: "Sequence[Target]" = ()
     pictures: "Callable[[Results], Mapping[str, Sequence[Figure]]]" = lambda results: {}
     """What its pictures show, by name of the file."""
 
@@ -66,8 +67,29 @@ class Page:
 
     def text(self, results: Results) -> str:
         """The page with its generated parts as they should be."""
-        blocks = {name: f"\n{block}\n\n" for name, block in self.blocks(results).items()}
+        blocks = head(results, self.targets) | self.blocks(results)
+        blocks = {name: f"\n{block}\n\n" for name, block in blocks.items()}
         return filled(self.path.read_text(encoding="utf-8"), blocks, self.path.name)
+
+
+def head(results: Results, targets: "Sequence[Target]") -> dict[str, str]:
+    """What nearly every page begins with."""
+    parts = {"provenance": provenance(results.rows)}
+    return parts | ({"targets": targets_table(targets, results.rows)} if targets else {})
+
+
+def of_devices(
+    results: Results,
+    blocks: Callable[[Results], Mapping[str, str]],
+    targets: "Callable[[str], Sequence[Target]]" = lambda device: (),
+) -> dict[str, str]:
+    """The parts of a page that has the same ones for each device."""
+    parts = {}
+    for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
+        own = Results(results.of(device=device))
+        named = head(own, targets(device)) | blocks(own)
+        parts |= {f"{prefix} {name}": block for name, block in named.items()}
+    return parts
 
 
 def shows(path: Path, figures: "Sequence[Figure]") -> bool:
@@ -179,6 +201,20 @@ def table(rows: Sequence[Row], first: str, columns: Mapping[str, Cell]) -> str:
     return markdown([first, *list(columns)[1:]], lines) if rows else NOT_MEASURED
 
 
+def kernels_table(rows: Sequence[Row]) -> str:
+    """Launches and time of the kernels of each case, by name."""
+    columns: dict[str, Cell] = {
+        "": lambda row: f"{row['case']}: `{row['provider']}`",
+        "launches": lambda row: row["launches"],
+        "time": seconds,
+    }
+    return table(rows, "", columns)
+
+
+def joined(tables: Sequence[str]) -> str:
+    return "\n\n".join(tables) or NOT_MEASURED
+
+
 def crossed(rows: Sequence[Row], first: str, line: Cell, column: Cell, cell: Cell) -> str:
     """A table with a line for each value of one thing and a column for each of another."""
     cells = {(line(row), column(row)): cell(row) for row in rows}
@@ -220,7 +256,7 @@ def provenance(rows: Iterable[Row]) -> str:
     for about_run, sections in runs.items():
         which = [] if len(runs) == 1 else [["sections", ", ".join(sections)]]
         tables.append(markdown(["", ""], [*which, *map(list, about_run)]))
-    return "\n\n".join(tables) or NOT_MEASURED
+    return joined(tables)
 
 
 def cases(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
@@ -265,6 +301,10 @@ def losses(
                     shown = short(1 / factor if what == "is slower" else factor)
                     places.setdefault(claim, []).append(f"{place(row)} ({shown}x)")
     return [f"{claim} at {', '.join(where)}." for claim, where in places.items()]
+
+
+def losses_list(sentences: Sequence[str], results: Results) -> str:
+    return bullets(sentences) or ("Nowhere." if results.rows else NOT_MEASURED)
 
 
 # words and numbers

@@ -49,9 +49,9 @@ def pooled(comparisons: Sequence[Comparison]) -> Comparison:
 
 def table(read: Sequence[tuple[Reading, Results]], metrics: Sequence[str]) -> str:
     """A row for each line and one for all; the difference in each metric, and its p."""
-    found = {metric: differences(read, metric) for metric in metrics}
+    by_metric = {metric: differences(read, metric) for metric in metrics}
     lines: dict[str, set[str]] = {
-        line(x.estimator).label: {x.estimator} for own in found.values() for x in own
+        line(x.estimator).label: {x.estimator} for own in by_metric.values() for x in own
     }
     lines["all together"] = set().union(*lines.values())
     heads, rows = [""], []
@@ -59,7 +59,7 @@ def table(read: Sequence[tuple[Reading, Results]], metrics: Sequence[str]) -> st
         heads += [f"{metric}: sizes", "ours less published", "p"]
     for label, keys in lines.items():
         row = [label]
-        for own in found.values():
+        for own in by_metric.values():
             comparisons = [x.comparison for x in own if x.estimator in keys]
             mean = pooled(comparisons)
             row += [str(len(comparisons)), with_half(mean.difference, mean.half, 2, "+")]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pages
-from measure import File
+from files import File
 
 FILE = File(
     "soak.csv",

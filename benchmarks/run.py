@@ -20,19 +20,21 @@ from operator import itemgetter
 import calls
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, measured, with_spread
+from files import MADE, File, Row, with_spread
+from machine import Setup
+from measure import Case, measured
 from samplers import PYPI, PYPI_REINMAX, REINMAX, Sampler, sampler_work, torch_gumbel_softmax
+from script import Benchmark
+from timing import CPU_PACE, REHEARSAL
 
 TORCH = "torch gumbel_softmax(hard=True)"
 
-_PACE = Pace(rounds=11, seconds=0.25, calls=5, slow_seconds=1.0, slow_rounds=3, limit_seconds=40.0)
 CASES = {
-    "4096x1024": _PACE,
-    "64x131072": _PACE,
-    "3000x10": _PACE._replace(calls=30, warmups=3, rounds=41),
-    "400x8": _PACE._replace(calls=30, warmups=3, rounds=81),
+    "4096x1024": CPU_PACE,
+    "64x131072": CPU_PACE,
+    "3000x10": CPU_PACE._replace(calls=30, warmups=3, rounds=41),
+    "400x8": CPU_PACE._replace(calls=30, warmups=3, rounds=81),
 }
-QUICK_PACE = Pace(rounds=2, seconds=0.25, calls=2)
 
 # the default of 100 draws would take minutes a call at the largest shape
 _OPTIONS = {"gumbel_rao": {"num_draws": 10}}
@@ -76,7 +78,7 @@ FILE = File(
         *("provider", "mode", "shape", "dtype", "rounds"),
         *with_spread("seconds", "speedup_torch", "speedup_pypi"),
         *("peak_extra_tensors", "memory_share_pypi", "threads", "cpu", "cores", "python", "torch"),
-        *("reinmax", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
+        *("reinmax", *MADE),
     ),
     part="shape",
 )
@@ -92,7 +94,7 @@ def case_of(shape: str, setup: Setup) -> Case:
     return Case(
         {"shape": shape, "dtype": "float32", "mode": "forward+backward"},
         [sampler_work(sampler, logits, cotangent, against=baselines) for sampler in SAMPLERS],
-        QUICK_PACE if setup.quick else CASES[shape],
+        REHEARSAL if setup.quick else CASES[shape],
         tensor_bytes=logits.nbytes,
     )
 
@@ -105,7 +107,7 @@ BENCHMARK = Benchmark(
     "benchmarks/run.py",
     __doc__,
     {shape: partial(rows_of, shape) for shape in CASES},
-    dict.fromkeys(CASES, FILE),
+    FILE,
     devices=("cpu",),
     threads=2,
     quick_sections=("3000x10", "400x8"),
@@ -121,8 +123,6 @@ def blocks(results: pages.Results) -> dict[str, str]:
     by_shape = partial(pages.crossed, first="sampler", line=pages.label, column=itemgetter("shape"))
     others = {name: [row for row in rows if row["provider"] != name] for name in (TORCH, PYPI)}
     return {
-        "provenance": pages.provenance(rows),
-        "targets": pages.targets_table(TARGETS, rows),
         "speed torch": by_shape(others[TORCH], cell=lambda row: pages.ratio(row, "speedup_torch")),
         "speed pypi": by_shape(others[PYPI], cell=lambda row: pages.ratio(row, "speedup_pypi")),
         "memory": by_shape(rows, cell=tensors),
@@ -169,7 +169,7 @@ def find(rows: Sequence[Row], provider: str, shape: str) -> Row:
     return next(row for row in rows if pages.matches(row, {"provider": provider, "shape": shape}))
 
 
-PAGE = pages.Page(pages.DOCS / "benchmarks.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "benchmarks.md", (FILE.name,), blocks, TARGETS)
 
 
 if __name__ == "__main__":

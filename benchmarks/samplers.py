@@ -8,7 +8,8 @@ from typing import Any
 import calls
 import plain
 import torch
-from measure import Unavailable, Work
+from machine import Unavailable
+from measure import Work
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax
 

@@ -32,21 +32,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import measure
 import pages
 import torch
-from measure import Benchmark, File, RedGate, Row, Setup, Unavailable
-from torch import Tensor, nn
+from contest import beside_plain
+from files import MADE, File, Row, with_spread
+from machine import RedGate, Setup, Unavailable, attempt
+from plain_search import PlainSearch
+from profiles import by_kernel, kernel_rows
+from script import Benchmark
+from timing import block_seconds, rounded, spread
+from torch import nn
 
-import discretegrad
 from discretegrad_lab import Listener, Run, Stack, load_recipes
 from discretegrad_lab.runs import mps
 from discretegrad_lab.runs.processes import execute
-from discretegrad_lab.tasks.nas.cells import EDGES, OPERATIONS
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
 
 SWEEP = Path(__file__).with_name("search_sweep.py")
-PLAIN, LAB = "plain loop", "lab"
+LAB = "lab"
 TOLERANCE = 1e-6  # how far a loss or gradient of the lab may be from those of the plain loop
 CELL = (3, 2, 1, 4, 3, 0)  # one with all operations, which the gate compares
 NEVER = "the processes never trained at the same time"
@@ -85,162 +88,7 @@ def runs_of(count: int, gradient: str, plan: Plan) -> list[Any]:
     return [replace(run, **{"gradient": gradient, **plan.fields}) for run in runs]
 
 
-# the plain loop
-
-
-class Operation(nn.Module):
-    """ReLU, convolution, batch norm."""
-
-    def __init__(self, width: int, kernel: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReLU(),
-            nn.Conv2d(width, width, kernel, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(width, affine=False, track_running_stats=False),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        y: Tensor = self.layers(x)
-        return y
-
-
-class Nothing(nn.Module):
-    """Zeros."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        return x.mul(0.0)
-
-
-class PlainCell(nn.Module):
-    """Five operations on each of six edges."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.edges = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    Nothing(),
-                    nn.Identity(),
-                    Operation(width, 1),
-                    Operation(width, 3),
-                    nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-                ]
-            )
-            for _ in EDGES
-        )
-
-    def forward(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """The last node."""
-        nodes = [x]
-        for node in (1, 2, 3):
-            total: Any = 0
-            for edge, (end, start) in enumerate(EDGES):
-                if end == node:
-                    chosen = index[edge].item()
-                    operations: Any = self.edges[edge]
-                    for number, operation in enumerate(operations):
-                        weight = z[edge, number]
-                        if number == chosen:
-                            total = total + weight * operation(nodes[start])
-                        else:
-                            total = total + weight
-            nodes.append(total)
-        return nodes[-1]
-
-
-class Halve(nn.Module):
-    """A residual block that halves the height and the width."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
-            nn.ReLU(),
-            nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(inputs, outputs, 1, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Half the height and width."""
-        y: Tensor = self.block(x) + self.shortcut(x)
-        return y
-
-
-class PlainSearch:
-    """One search."""
-
-    def __init__(self, run: Any, device: torch.device) -> None:
-        widths = [run.channels * 2**stage for stage in range(3)]
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])
-        )
-        layers: list[nn.Module] = []
-        for stage, width in enumerate(widths):
-            layers += [Halve(widths[stage - 1], width)] if stage else []
-            layers += [PlainCell(width) for _ in range(run.cells)]
-        self.layers = nn.ModuleList(layers)
-        self.head = nn.Sequential(
-            nn.BatchNorm2d(widths[-1], affine=False, track_running_stats=False), nn.ReLU()
-        )
-        self.classifier = nn.Linear(widths[-1], 10)
-        modules = nn.ModuleList([self.stem, self.layers, self.head, self.classifier]).to(device)
-        self.alpha = nn.Parameter(1e-3 * torch.randn(6, 5, device=device))
-        self.weights = torch.optim.SGD(
-            modules.parameters(), 0.025, momentum=0.9, weight_decay=5e-4, nesterov=True
-        )
-        self.architecture = torch.optim.Adam(
-            [self.alpha], 3e-4, betas=(0.5, 0.999), weight_decay=run.decay
-        )
-        shape = (run.batch, 3, 32, 32)
-        self.images = torch.randn(shape, device=device)
-        self.labels = torch.randint(10, (run.batch,), device=device)
-
-    def loss(self, z: Tensor) -> Tensor:
-        """Of the cell that a sample stands for."""
-        index = z.argmax(-1)
-        x = self.stem(self.images)
-        for layer in self.layers:
-            x = layer(x, z, index) if isinstance(layer, PlainCell) else layer(x)
-        logits = self.classifier(self.head(x).mean((2, 3)))
-        return nn.functional.cross_entropy(logits, self.labels)
-
-    def step(self) -> None:
-        """Both updates; unsampled operations keep gradients of zero."""
-        for optimiser in (self.weights, self.architecture):
-            self.weights.zero_grad(set_to_none=False)
-            self.architecture.zero_grad(set_to_none=False)
-            self.loss(discretegrad.reinmax(self.alpha)).backward()
-            optimiser.step()
-
-    def named_weights(self) -> dict[str, Tensor]:
-        """Under the names that the lab gives them."""
-        names = {"stem.kernel": self.stem[0].weight, **_norm("stem", self.stem[1])}
-        stage, number = 0, 0
-        for layer in self.layers:
-            if isinstance(layer, Halve):
-                stage, number = stage + 1, 0
-                block, name = layer.block, f"reduction{stage}"
-                for part, place in (("first", 1), ("second", 4)):
-                    names[f"{name}.{part}.kernel"] = block[place].weight
-                    names |= _norm(f"{name}.{part}", block[place + 1])
-                names[f"{name}.shortcut.kernel"] = layer.shortcut[1].weight
-                continue
-            for edge, (end, start) in enumerate(EDGES):
-                for operation in (2, 3):
-                    name = f"stage{stage}.cell{number}.{end}<-{start}.{OPERATIONS[operation]}"
-                    names[f"{name}.kernel"] = layer.edges[edge][operation].layers[1].weight
-            number += 1
-        linear = self.classifier
-        return names | {"head.linear": linear.weight, "head.offset": linear.bias}
-
-
-def _norm(name: str, layer: Any) -> dict[str, Tensor]:
-    return {f"{name}.scale": layer.weight, f"{name}.shift": layer.bias}
+# the gate, and the time of the plain loop
 
 
 def checked(run: Any, device: torch.device) -> None:
@@ -267,14 +115,15 @@ def check(loop: PlainSearch, run: Any) -> None:
     z, own_z = one_hot.clone().requires_grad_(), one_hot.clone().requires_grad_()
     weights = network.weights(flat, CELL)
     logits = network(loop.images, weights, CELL, Samples(own_z, full=False))
-    own = nn.functional.cross_entropy(logits, loop.labels)
-    theirs = loop.loss(z)
+    loss = nn.functional.cross_entropy(logits, loop.labels)
+    plain_loss = loop.loss(z)
     names = ("head.linear", "stage0.cell0.1<-0.nor_conv_3x3.kernel", "stem.kernel")
-    found = torch.autograd.grad(own, [own_z, *(weights[name] for name in names)])
-    expected = torch.autograd.grad(theirs, [z, *(plain[name] for name in names)])
-    pairs = zip(("loss", "samples", *names), (own, *found), (theirs, *expected), strict=True)
+    gradients = torch.autograd.grad(loss, [own_z, *(weights[name] for name in names)])
+    expected = torch.autograd.grad(plain_loss, [z, *(plain[name] for name in names)])
     faults = []
-    for name, x, y in pairs:
+    for name, x, y in zip(
+        ("loss", "samples", *names), (loss, *gradients), (plain_loss, *expected), strict=True
+    ):
         error = ((x - y).abs().max() / y.abs().max().clamp_min(1e-12)).item()
         if not error <= TOLERANCE:
             faults.append(f"{name} is off by {error:.2g}")
@@ -285,7 +134,7 @@ def check(loop: PlainSearch, run: Any) -> None:
 def plain_seconds(loop: PlainSearch, steps: int, setup: Setup) -> list[float]:
     """Of each step."""
     loop.step()
-    return [measure.block_seconds(loop.step, 1, setup) for _ in range(steps)]
+    return [block_seconds(loop.step, 1, setup) for _ in range(steps)]
 
 
 # the lab
@@ -334,81 +183,60 @@ def lab_seconds(runs: Sequence[Any], setup: Setup) -> list[float]:
 def step_rows(setup: Setup) -> Iterator[Row]:
     plan = plan_of(setup)
     (run,) = runs_of(1, "gdas", plan)
-    about = {"section": "step", "case": named(run)}
     precision = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
         loop = PlainSearch(run, setup.device)
-        gate = measure.attempt(partial(checked, run, setup.device))[1]
+        gate = attempt(partial(checked, run, setup.device))[1]
         with mps.shared_gpu(str(setup.device)) as why_not:
             service = why_not or ("yes" if setup.on_gpu else "no GPU")
-        all_plain: list[float] = []
-        for processes, gradient in plan.cases:
-            row = about | {"provider": LAB, "processes": processes, "gradient": gradient}
-            row |= {"mps": service, "status": gate}
-            if gate == "ok":
-                runs = runs_of(processes, gradient, plan)
-                numbers, row["status"] = measure.attempt(
-                    partial(timed, runs, loop, setup, all_plain)
-                )
-                row |= numbers or {}
-            measure.release()
-            yield row
+        cases = (
+            (
+                {"provider": LAB, "processes": processes, "gradient": gradient, "mps": service},
+                partial(timed, runs_of(processes, gradient, plan), loop, setup),
+            )
+            for processes, gradient in plan.cases
+        )
+        about = {"section": "step", "case": named(run)}
+        yield from beside_plain(about, cases, {"processes": 1, "gradient": "gdas"}, gate)
     finally:
         torch.backends.cudnn.allow_tf32 = precision
-    row = about | {"provider": PLAIN, "processes": 1, "gradient": "gdas"}
-    if not all_plain:
-        yield row | {"status": "not measured"}
-        return
-    yield row | {"status": "ok", "rounds": len(all_plain), **measure.spread("seconds", all_plain)}
 
 
 def timed(runs: Sequence[Any], loop: PlainSearch, setup: Setup, all_plain: list[float]) -> Row:
-    """Time the lab between two rounds of the plain loop, whose times are added to a list."""
+    """Time the lab between two rounds of the plain loop."""
     setup.check_time()
-    steps = plan_of(setup).plain_steps
-    before = plain_seconds(loop, steps, setup)
-    all_plain += before
+    steps, begin = plan_of(setup).plain_steps, len(all_plain)
+    all_plain += plain_seconds(loop, steps, setup)
     times = lab_seconds(runs, setup)
-    after = plain_seconds(loop, steps, setup)
-    all_plain += after
+    all_plain += plain_seconds(loop, steps, setup)
     # by its median: nothing of the two happens at the same time
-    plain = statistics.median(before + after)
-    ratios = [plain / seconds for seconds in times]
+    plain = statistics.median(all_plain[begin:])
     return {
         "rounds": len(times),
         "steps_per_epoch": runs[0].steps_per_epoch,
-        **measure.spread("seconds", times),
-        **measure.spread("speedup", ratios),
+        **spread("seconds", times),
+        **spread("speedup", [plain / seconds for seconds in times]),
     }
 
 
 def profile_rows(setup: Setup) -> Iterator[Row]:
     """The kernels of a step, by their names."""
-    plan = plan_of(setup)
     for gradient in ("gdas", "full"):
         about = {"section": "profile", "case": gradient, "processes": 1, "gradient": gradient}
-        if not setup.on_gpu:
-            yield about | {"provider": "all", "status": "needs a GPU"}
-            continue
-        (recipe,) = load_recipes(SWEEP)
-        stack = Stack(recipe.task.model, runs_of(1, gradient, plan), setup.device)
-        numbers, status = measure.attempt(partial(profiled, stack))
-        for provider, row in (numbers or {"all": {}}).items():
-            yield about | {"provider": provider, "status": status, **row}
+        yield from kernel_rows(about, partial(profiled, gradient, setup), setup)
 
 
-def profiled(stack: Stack) -> dict[str, Row]:
+def profiled(gradient: str, setup: Setup) -> dict[str, Row]:
     """Launches and seconds of a step: on the clock, of all kernels, and of those that take most."""
+    (recipe,) = load_recipes(SWEEP)
+    stack = Stack(recipe.task.model, runs_of(1, gradient, plan_of(setup)), setup.device)
     for _ in range(2):
         stack.advance()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    stack.advance()
-    alone = (time.perf_counter() - begin) / stack.steps_per_epoch
+    alone = block_seconds(stack.advance, 1, setup) / stack.steps_per_epoch
     return {
-        "a step on the clock": {"seconds": measure.rounded(alone)},
-        **measure.by_kernel(stack.advance, 15, stack.steps_per_epoch),
+        "a step on the clock": {"seconds": rounded(alone)},
+        **by_kernel(stack.advance, 15, stack.steps_per_epoch),
     }
 
 
@@ -420,22 +248,13 @@ FILE = File(
     "search.csv",
     (
         *("section", "case", "provider", "processes", "gradient", "mps", "status", "rounds"),
-        *("steps_per_epoch", *measure.with_spread("seconds", "speedup"), "launches"),
+        *("steps_per_epoch", *with_spread("seconds", "speedup"), "launches"),
         *("gpu", "cpu", "cores", "threads", "python", "torch", "triton"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command"),
+        *MADE,
     ),
 )
-SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
-    "step": step_rows,
-    "profile": profile_rows,
-}
-BENCHMARK = Benchmark(
-    "benchmarks/search.py",
-    __doc__,
-    SECTIONS,
-    dict.fromkeys(SECTIONS, FILE),
-    limit_seconds=300.0,
-)
+SECTIONS = {"step": step_rows, "profile": profile_rows}
+BENCHMARK = Benchmark("benchmarks/search.py", __doc__, SECTIONS, FILE, limit_seconds=300.0)
 TARGETS = (
     pages.Target(
         {"section": "step", "provider": LAB, "processes": "12", "gradient": "gdas"},
@@ -455,10 +274,8 @@ TARGETS = (
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     return {
-        "provenance": pages.provenance(results.rows) or pages.NOT_MEASURED,
-        "targets": pages.targets_table(TARGETS, results.rows),
         "step": step_table(results.of(section="step")),
-        "profile": profile_table(results.of(section="profile")),
+        "profile": pages.kernels_table(results.of(section="profile")),
     }
 
 
@@ -480,16 +297,7 @@ def minutes(row: Row) -> str:
     return f"{39_100 * float(row['seconds']) * int(row['processes']) / 60:.0f} min"
 
 
-def profile_table(rows: Sequence[Row]) -> str:
-    columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: f"{row['case']}: `{row['provider']}`",
-        "launches": lambda row: row["launches"],
-        "time": pages.seconds,
-    }
-    return pages.table(rows, "", columns)
-
-
-PAGE = pages.Page(pages.DOCS / "architecture-search.md", (FILE.name,), blocks)
+PAGE = pages.Page(pages.DOCS / "architecture-search.md", (FILE.name,), blocks, TARGETS)
 
 
 if __name__ == "__main__":

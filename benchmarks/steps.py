@@ -26,7 +26,11 @@ from typing import Any, NamedTuple
 import calls
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
+from files import MADE, File, Row, with_spread
+from machine import Setup
+from measure import Case, Work, measured
+from script import Benchmark
+from timing import REHEARSAL, Pace
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -50,7 +54,6 @@ FULL = Sizes(100, 200, 200, 784)
 QUICK = Sizes(10, 20, 20, 30)
 FULL_PACE = Pace(rounds=25, seconds=0.25, calls=5, slow_seconds=0.25, slow_rounds=5,
                  limit_seconds=150.0)  # fmt: skip
-QUICK_PACE = Pace(rounds=2, seconds=0.25, calls=2)
 
 
 class Problem:
@@ -366,7 +369,7 @@ def work_of(provider: Provider, problem: Problem, faults: Callable[[], list[str]
 
 def rows_of(setup: Setup) -> Iterator[Row]:
     problem = Problem(QUICK if setup.quick else FULL, setup.device)
-    pace = QUICK_PACE if setup.quick else FULL_PACE
+    pace = REHEARSAL if setup.quick else FULL_PACE
     return measured([Case(problem.sizes._asdict(), works_of(problem), pace)], setup)
 
 
@@ -374,7 +377,7 @@ FILE = File(
     "steps.csv",
     (
         *("device", "machine", "cpu", "cores", "threads", "dtype", "python", "torch"),
-        *("discretegrad", "commit", "uncommitted_changes", "date", "command", *Sizes._fields),
+        *(*MADE, *Sizes._fields),
         *("provider", "estimator", "variant", "vectorize", *Plan._fields, "reference", "rounds"),
         *with_spread("seconds", "time_ratio", "loop_ratio", "overhead", "overhead_with_slopes"),
         *("peak_mib", "memory_ratio"),
@@ -387,7 +390,7 @@ BENCHMARK = Benchmark(
     "benchmarks/steps.py",
     __doc__,
     {"cpu": rows_of, "cuda": rows_of},
-    {"cpu": FILE, "cuda": FILE},
+    FILE,
     devices=("cpu", "cuda"),
     threads=2,
 )
@@ -422,19 +425,13 @@ def targets(device: str) -> list[pages.Target]:
 
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page: the same for each device."""
-    parts = {}
-    for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
-        rows = results.of(device=device)
-        loop, vectorized = (results.of(device=device, vectorize=x) for x in ("no", "yes"))
-        parts |= {
-            f"{prefix} provenance": pages.provenance(rows),
-            f"{prefix} targets": pages.targets_table(targets(device), rows),
-            f"{prefix} loop": costs_table(loop),
-            f"{prefix} vectorized": costs_table(
-                vectorized, {"against the loop": lambda row: pages.ratio(row, "loop_ratio")}
-            ),
-        }
-    return parts
+    return pages.of_devices(results, device_blocks, targets)
+
+
+def device_blocks(results: pages.Results) -> dict[str, str]:
+    loop, vectorized = (results.of(vectorize=x) for x in ("no", "yes"))
+    against_loop = {"against the loop": lambda row: pages.ratio(row, "loop_ratio")}
+    return {"loop": costs_table(loop), "vectorized": costs_table(vectorized, against_loop)}
 
 
 def costs_table(rows: Sequence[Row], more: dict[str, Callable[[Row], str]] | None = None) -> str:

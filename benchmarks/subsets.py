@@ -18,9 +18,13 @@ from operator import itemgetter
 
 import pages
 import torch
-from measure import Benchmark, Case, File, Pace, Row, Setup, Work, measured, with_spread
+from files import MADE, File, Row, with_spread
+from machine import Setup
+from measure import Case, Work, measured
 from plain import replaced
 from samplers import off_formula
+from script import Benchmark
+from timing import CPU_PACE, REHEARSAL
 from torch import Tensor
 
 import discretegrad
@@ -35,8 +39,6 @@ SHAPES = {
     "256x1024, k=64": (256, 1024, 64),
     "16x5000, k=100": (16, 5000, 100),
 }
-_PACE = Pace(rounds=11, seconds=0.25, calls=5, slow_seconds=1.0, slow_rounds=3, limit_seconds=40.0)
-_QUICK = Pace(rounds=2, seconds=0.25, calls=2)
 TOLERANCE = 1e-4
 
 FILE = File(
@@ -45,7 +47,7 @@ FILE = File(
         *("provider", "mode", "shape", "rounds", "status"),
         *with_spread("seconds", "time_ratio"),
         *("peak_extra_tensors", "device", "machine", "cpu", "cores", "threads", "dtype"),
-        *("python", "torch", "discretegrad", "commit", "uncommitted_changes", "date", "command"),
+        *("python", "torch", *MADE),
     ),
     part="device",
 )
@@ -99,7 +101,7 @@ def cases(setup: Setup) -> Iterator[Case]:
         yield Case(
             {"shape": shape, "mode": "forward+backward"},
             list(works(logits, setup.random(rows, items), k)),
-            _QUICK if setup.quick else _PACE,
+            REHEARSAL if setup.quick else CPU_PACE,
             tensor_bytes=logits.nbytes,
         )
 
@@ -112,7 +114,7 @@ BENCHMARK = Benchmark(
     "benchmarks/subsets.py",
     __doc__,
     {"cpu": rows_of, "cuda": rows_of},
-    {"cpu": FILE, "cuda": FILE},
+    FILE,
     devices=("cpu", "cuda"),
     threads=2,
 )
@@ -123,21 +125,18 @@ BENCHMARK = Benchmark(
 
 def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page: the same for each device."""
-    parts = {}
-    for device, prefix in (("cpu", "cpu"), ("cuda", "gpu")):
-        rows = results.of(device=device)
-        by_shape = partial(
-            pages.crossed, rows, first="", line=pages.label, column=itemgetter("shape")
-        )
-        parts |= {
-            f"{prefix} provenance": pages.provenance(rows),
-            f"{prefix} seconds": by_shape(cell=pages.seconds),
-            f"{prefix} ratio": by_shape(cell=lambda row: pages.ratio(row, "time_ratio")),
-            f"{prefix} memory": by_shape(
-                cell=lambda row: f"{float(row['peak_extra_tensors']):.1f}"
-            ),
-        }
-    return parts
+    return pages.of_devices(results, device_blocks)
+
+
+def device_blocks(results: pages.Results) -> dict[str, str]:
+    by_shape = partial(
+        pages.crossed, results.rows, first="", line=pages.label, column=itemgetter("shape")
+    )
+    return {
+        "seconds": by_shape(cell=pages.seconds),
+        "ratio": by_shape(cell=lambda row: pages.ratio(row, "time_ratio")),
+        "memory": by_shape(cell=lambda row: f"{float(row['peak_extra_tensors']):.1f}"),
+    }
 
 
 PAGE = pages.Page(pages.DOCS / "subset-benchmarks.md", (FILE.name,), blocks)

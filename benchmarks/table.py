@@ -16,6 +16,8 @@ from pathlib import Path
 
 import kernels
 import listops
+import pictures
+import readme
 import reliability
 import reproduction
 import run
@@ -23,12 +25,11 @@ import search
 import stacks
 import steps
 import subsets
-from measure import ROOT, STORED
-from pages import PICTURES, draw, filled, relative, shows
+from files import STORED
+from pages import PICTURES, draw, relative, shows
 
 from discretegrad_lab.report.document import Figure
 
-README = ROOT / "README.md"
 PAGES = (
     *(run.PAGE, steps.PAGE, kernels.PAGE, stacks.PAGE, subsets.PAGE, listops.PAGE),
     search.PAGE,
@@ -43,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     parser.add_argument("--preview", type=Path, metavar="DIR", help="read and write there instead")
     options = parser.parse_args(arguments)
-    texts, pictures = benchmark_pages(options.preview)
+    texts, figures = benchmark_pages(options.preview)
     maps: dict[Path, list[Figure]] = {}
     if not options.preview:
         page = reproduction.PAGE
-        texts |= {page.path: page.text(page.read()), README: readme()}
-        texts |= reproduction.drawings()
-        maps = reproduction.maps()
-        pictures |= reproduction.pictures() | maps
+        texts |= {page.path: page.text(page.read()), readme.README: readme.text()}
+        texts |= pictures.drawings()
+        maps = pictures.maps()
+        figures |= pictures.of_curves() | maps
     stale = [path for path, text in texts.items() if not is_current(path, text)]
-    stale += [path for path, figures in pictures.items() if not shows(path, figures)]
+    stale += [path for path, shown in figures.items() if not shows(path, shown)]
     for path in stale:
         if options.check:
             print(f"{relative(path)} is not current: run python benchmarks/table.py")
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if path in texts:
             path.write_text(texts[path], encoding="utf-8")
         else:
-            draw(path, pictures[path], as_map=path in maps)
+            draw(path, figures[path], as_map=path in maps)
         print(f"written: {relative(path)}")
     return 1 if options.check and stale else 0
 
@@ -69,25 +70,13 @@ def benchmark_pages(
     folder: Path | None = None,
 ) -> tuple[dict[Path, str], dict[Path, Sequence[Figure]]]:
     """The texts of all pages, and what their pictures show."""
-    texts, pictures = {}, {}
+    texts, figures = {}, {}
     assets = folder / "assets" if folder else PICTURES
     for page in PAGES:
         results = page.read(folder or STORED)
         texts[folder / page.path.name if folder else page.path] = page.text(results)
-        pictures |= {assets / name: x for name, x in page.pictures(results).items()}
-    return texts, pictures
-
-
-def readme() -> str:
-    """The README with its tables as they should be."""
-    blocks = {
-        "estimators": reproduction.samplers_block(),
-        "scores": reproduction.scores_block(),
-        "demo": reproduction.demo_block(),
-        "reproduction": reproduction.column_block(),
-        "benchmark": run.readme_block(run.PAGE.read().rows),
-    }
-    return filled(README.read_text(encoding="utf-8"), blocks, README.name)
+        figures |= {assets / name: x for name, x in page.pictures(results).items()}
+    return texts, figures
 
 
 def is_current(path: Path, text: str) -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-import measure
+import files
+import machine
 import reliability
 import torch
 
@@ -282,15 +283,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(options.command, flush=True)
     begin = time.perf_counter()
-    about = measure.about_run(options, measure.Setup(torch.device(cases.DEVICE)))
+    about = machine.about_run(options, machine.Setup(torch.device(cases.DEVICE)))
     with (
         tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder,
         mock.patch.dict(os.environ, TMPDIR=folder),  # of the workers, also those that are killed
     ):
         reports = soak(options)
     about |= {"duration": round(time.perf_counter() - begin), "processes": options.processes}
-    path = (measure.STORED if options.record else options.output) / reliability.FILE.name
-    measure.write_csv(path, reliability.FILE.columns, rows(reports, about))
+    path = (files.STORED if options.record else options.output) / reliability.FILE.name
+    files.write_csv(path, reliability.FILE.columns, rows(reports, about))
     print(f"\n{summary(reports)}\nwritten: {path}")
     if options.record:
         print("now write the page: python benchmarks/table.py")

@@ -14,29 +14,47 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain names
 
 SCRIPTS = (
-    "against claims kernels listops measure pages plain pooled reproduction run samplers search "
-    "several stacks steps subsets table"
+    "against claims collapses contest efficiency files kernels listops lookups machine "
+    "measure memory pages pictures plain plain_tree pooled profiles readme reports "
+    "reproduction run samplers script search several stacks steps stored subsets table "
+    "timing whole_runs"
 )
 (
     against,
     claims,
+    collapses,
+    contest,
+    efficiency,
+    files,
     kernels,
     listops,
+    lookups,
+    machine,
     measure,
+    memory,
     pages,
+    pictures,
     plain,
+    plain_tree,
     pooled,
+    profiles,
+    readme,
+    reports,
     reproduction,
     run,
     samplers,
+    script,
     search,
     several,
     stacks,
     steps,
+    stored,
     subsets,
     table,
+    timing,
+    whole_runs,
 ) = map(importlib.import_module, SCRIPTS.split())
-CPU = measure.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
+CPU = machine.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
 
 
 def seeded_on_one_thread() -> Iterator[None]:
@@ -46,7 +64,7 @@ def seeded_on_one_thread() -> Iterator[None]:
 
 
 def rehearse(
-    benchmark: measure.Benchmark, arguments: Sequence[str], folder: Path
+    benchmark: script.Benchmark, arguments: Sequence[str], folder: Path
 ) -> SimpleNamespace:
     """A rehearsal: its exit code, its folder, and whether it left the stored results alone."""
     stored = sorted(BENCHMARKS.glob("*.csv"))
@@ -57,7 +75,7 @@ def rehearse(
     return SimpleNamespace(code=code, folder=folder, untouched=untouched)
 
 
-def check_complete(rows: Sequence[pages.Row], file: measure.File) -> None:
+def check_complete(rows: Sequence[pages.Row], file: files.File) -> None:
     """Everything was measured, has the columns of what is stored, and says where and how."""
     assert list(rows[0]) == list(file.columns)
     for row in rows:

@@ -18,23 +18,28 @@ from benchmark_cases import (
     changed_gradient,
     check_complete,
     check_verdicts,
+    files,
     kernels,
+    machine,
     measure,
     pages,
+    profiles,
     rehearse,
     run,
     samplers,
+    script,
     seeded_on_one_thread,
     stacks,
     steps,
     subsets,
     table,
+    timing,
 )
 from discretegrad import ESTIMATORS
 
 seeded = pytest.fixture(autouse=True)(seeded_on_one_thread)
 ALL = (run, steps, kernels, stacks)
-ONCE = measure.Pace(rounds=2, seconds=0.0, calls=1)
+ONCE = timing.Pace(rounds=2, seconds=0.0, calls=1)
 
 
 @pytest.fixture
@@ -95,7 +100,7 @@ def test_a_speedup_is_never_reported_on_a_red_gate(inputs, capsys):
     good = kernels.CATEGORICAL[0]
     expected = {
         kernels.PYPI: ("red gate: its gradient is off", lambda x: REINMAX(x, tau=1.3)),
-        "missing": ("not installed", raises(measure.Unavailable("not installed"))),
+        "missing": ("not installed", raises(machine.Unavailable("not installed"))),
         "broken": ("failed: ZeroDivisionError: why", raises(ZeroDivisionError("why\nat all"))),
         "too large": ("out of memory", raises(torch.cuda.OutOfMemoryError())),
     }
@@ -108,13 +113,13 @@ def test_a_speedup_is_never_reported_on_a_red_gate(inputs, capsys):
     for row, (status, _) in zip(others, expected.values(), strict=True):
         assert row["status"].startswith(status)
         assert not {"seconds", "speedup_torch"} & set(row)
-    assert [measure.is_red(row) for row in others] == [True, False, True, False]
+    assert [machine.is_red(row) for row in others] == [True, False, True, False]
     assert (ours["status"], ours["speedup_torch"] > 0) == ("ok", True)
     assert "speedup_pypi" not in ours
     # five passes over 2800 bytes at a bandwidth of a gigabyte a second
     assert ours["times_floor"] == pytest.approx(ours["seconds"] / 14e-6, rel=0.01)
     late = measure.measure(case, CPU._replace(deadline=-1.0))
-    assert {row["status"] for row in late} == {measure.TIME_OVER}
+    assert {row["status"] for row in late} == {machine.TIME_OVER}
 
 
 # rounds, ratios, memory
@@ -122,23 +127,23 @@ def test_a_speedup_is_never_reported_on_a_red_gate(inputs, capsys):
 
 def test_rounds_run_in_changing_order_and_a_slow_provider_has_fewer():
     order = []
-    pace = measure.Pace(rounds=20, seconds=0.0, calls=1, slow_seconds=9.0, slow_rounds=3)
+    pace = timing.Pace(rounds=20, seconds=0.0, calls=1, slow_seconds=9.0, slow_rounds=3)
     entries = [
-        measure.Entry(name, partial(order.append, name), warmups=1, is_slow=name == "f")
+        timing.Entry(name, partial(order.append, name), warmups=1, is_slow=name == "f")
         for name in "abcdef"
     ]
-    times = measure.race(entries, pace, CPU)
+    times = timing.race(entries, pace, CPU)
     assert {name: len(x) for name, x in times.items()} == {**dict.fromkeys("abcde", 20), "f": 3}
     blocks = [name for name, _ in itertools.groupby(order)]
     before = {name: set() for name in "abcdef"}
     for previous, name in itertools.pairwise(blocks):
         before[name].add(previous)
     assert min(len(before[name]) for name in "abcde") >= 3
-    pace = measure.Pace(20, 0.0, 1, slow_seconds=0.0, slow_rounds=2)
-    assert len(measure.race([measure.Entry("a", bool)], pace, CPU)["a"]) == 2
+    pace = timing.Pace(20, 0.0, 1, slow_seconds=0.0, slow_rounds=2)
+    assert len(timing.race([timing.Entry("a", bool)], pace, CPU)["a"]) == 2
     # a busy machine
-    pace = measure.Pace(20, 0.0, 1, limit_seconds=0.0, fewest_rounds=4)
-    assert len(measure.race([measure.Entry("a", bool)], pace, CPU)["a"]) == 4
+    pace = timing.Pace(20, 0.0, 1, limit_seconds=0.0, fewest_rounds=4)
+    assert len(timing.race([timing.Entry("a", bool)], pace, CPU)["a"]) == 4
 
 
 def test_ratios_are_formed_within_a_round():
@@ -184,16 +189,16 @@ def test_memory_is_the_most_that_is_alive_at_once(forward, tensors):
 
 
 def test_a_section_replaces_only_its_own_rows(tmp_path):
-    file = measure.File("x.csv", ("section", "x"))
+    file = files.File("x.csv", ("section", "x"))
     for section, x in (("small", "old"), ("large", "old"), ("small", "new")):
         rows = [{"section": section, "x": x, "unknown": 1}]
-        measure.write_section(tmp_path, file, ["large", "small"], section, rows)
-    rows = measure.read_csv(tmp_path / "x.csv")
+        files.write_section(tmp_path, file, ["large", "small"], section, rows)
+    rows = files.read_csv(tmp_path / "x.csv")
     assert rows == [{"section": "large", "x": "old"}, {"section": "small", "x": "new"}]
     # a file that cannot be written whole stays as it was
     with pytest.raises(AttributeError):
-        measure.write_csv(tmp_path / "x.csv", ["x"], [{"x": 1}, None])
-    assert measure.read_csv(tmp_path / "x.csv") == rows
+        files.write_csv(tmp_path / "x.csv", ["x"], [{"x": 1}, None])
+    assert files.read_csv(tmp_path / "x.csv") == rows
 
 
 @pytest.mark.parametrize(
@@ -210,14 +215,14 @@ def test_a_section_that_breaks_off_keeps_what_it_has(tmp_path, capsys, columns, 
         raise ZeroDivisionError
 
     sections = {"breaks": breaks, "good": good}
-    files = dict.fromkeys(sections, measure.File("x.csv", columns))
-    benchmark = measure.Benchmark("x.py", "", sections, files, ("cpu",))
+    file = files.File("x.csv", columns)
+    benchmark = script.Benchmark("x.py", "", sections, file, devices=("cpu",))
     assert benchmark.main(["--output", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert out.count("breaks broke off") == 1
     assert out.count("b: red gate: it is wrong") == 2
     # a file that has no room for the status gets nothing of a section with a red gate
-    rows = measure.read_csv(tmp_path / "x.csv")
+    rows = files.read_csv(tmp_path / "x.csv")
     assert "".join(row["provider"] for row in rows) == written
 
 
@@ -274,8 +279,8 @@ def test_the_recorded_command_has_no_path(module, arguments, command, is_stored,
 def test_they_run_without_the_packages_that_a_machine_with_a_gpu_may_lack():
     code = (
         "import sys; sys.modules['reinmax'] = sys.modules['matplotlib'] = None\n"
-        "import kernels, measure, samplers, stacks, steps\n"
-        "status = measure.attempt(lambda: samplers.pypi_reinmax(None))\n"
+        "import kernels, machine, samplers, stacks, steps\n"
+        "status = machine.attempt(lambda: samplers.pypi_reinmax(None))\n"
         "assert status == (None, 'not installed'), status"
     )
     done = subprocess.run(
@@ -321,7 +326,7 @@ def test_a_page_of_nothing_says_so(module):
 @pytest.mark.parametrize("module", ALL)
 def test_what_is_stored_has_the_columns_that_a_run_writes(module):
     for file in {*module.BENCHMARK.files.values()}:
-        rows = measure.read_csv(BENCHMARKS / file.name)
+        rows = files.read_csv(BENCHMARKS / file.name)
         assert list(rows[0]) == list(file.columns)
         sections = {name for name, x in module.BENCHMARK.files.items() if x == file}
         # one that is new has not been measured yet
@@ -362,9 +367,9 @@ def test_kernels_by_the_time_they_take(monkeypatch):
         SimpleNamespace(name=name, device_time=time)
         for name, time in (("short(int)", 1.0), ("long<float>(a)", 5.0), ("short(int)", 2.0))
     ]
-    monkeypatch.setattr(measure, "events_on_gpu", lambda function: function() or events)
+    monkeypatch.setattr(profiles, "events_on_gpu", lambda function: function() or events)
     called = []
-    found = measure.by_kernel(lambda: called.append(1), 1, steps=2)
+    found = profiles.by_kernel(lambda: called.append(1), 1, steps=2)
     assert called
     assert found == {
         "all": {"launches": "1.5", "seconds": 4e-6},
@@ -448,7 +453,7 @@ def test_two_trees_are_timed_in_turn(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "SAMPLERS", run.SAMPLERS[:3])
     given = ["--only", "400x8", "--rounds", "2", "--threads", "1"]
     assert against.main(["--against", str(BENCHMARKS.parent / "src"), *given]) in (0, 1)
-    rows = measure.read_csv(tmp_path / "against.csv")
+    rows = files.read_csv(tmp_path / "against.csv")
     assert [row["provider"] for row in rows] == [sampler.name for sampler in run.SAMPLERS]
     assert all(float(row["other_seconds"]) > 0 and float(row["speedup"]) > 0 for row in rows)
     assert float(rows[0]["speedup_relative"]) == 1
@@ -468,7 +473,7 @@ def test_subsets_are_measured_beside_top_k(tmp_path, monkeypatch):
     assert float(rows[0]["time_ratio"]) == 1
     text = subsets.PAGE.text(pages.Results([]))
     assert text.count("Not measured yet.") == 8
-    stored = measure.read_csv(BENCHMARKS / subsets.FILE.name)
+    stored = files.read_csv(BENCHMARKS / subsets.FILE.name)
     assert list(stored[0]) == list(subsets.FILE.columns)
 
 

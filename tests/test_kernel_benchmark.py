@@ -10,7 +10,17 @@ import itertools
 import pytest
 import torch
 
-from benchmark_cases import CPU, check_complete, check_page, kernels, pages, plain, rehearse
+from benchmark_cases import (
+    CPU,
+    check_complete,
+    check_page,
+    efficiency,
+    kernels,
+    lookups,
+    pages,
+    plain,
+    rehearse,
+)
 from oracles import one_thread
 
 seeded_on_one_thread = pytest.fixture(autouse=True)(one_thread)
@@ -50,9 +60,9 @@ def lookup_leaves(section):
 @pytest.mark.parametrize("section", ["index", "vocabulary"])
 def test_the_gate_of_lookups(section):
     leaves, cotangent = lookup_leaves(section)
-    for lookup in kernels.LOOKUPS[section]:
-        assert kernels.lookup_faults(lookup, leaves, cotangent) == [], lookup.name
-    good = next(x for x in kernels.LOOKUPS[section] if x.name == kernels.STRAIGHTFORWARD)
+    for lookup in lookups.LOOKUPS[section]:
+        assert lookups.lookup_faults(lookup, leaves, cotangent) == [], lookup.name
+    good = next(x for x in lookups.LOOKUPS[section] if x.name == kernels.STRAIGHTFORWARD)
     for place in range(len(leaves)):
 
         def apply(*given, place=place):
@@ -60,10 +70,10 @@ def test_the_gate_of_lookups(section):
             given[place].register_hook(lambda gradient: 1.01 * gradient)
             return good.apply(*given)
 
-        (fault,) = kernels.lookup_faults(good._replace(apply=apply), leaves, cotangent)
+        (fault,) = lookups.lookup_faults(good._replace(apply=apply), leaves, cotangent)
         assert "off the float64 formula" in fault
     shifted = good._replace(apply=lambda *given: good.apply(*given) + 1e-3)
-    assert "no row of the table" in kernels.lookup_faults(shifted, leaves, cotangent)[0]
+    assert "no row of the table" in lookups.lookup_faults(shifted, leaves, cotangent)[0]
 
 
 # what it compares with
@@ -96,14 +106,14 @@ def test_the_plain_forms_estimate_the_same(plain_form, ours):
 
 
 def test_images_are_read_or_refused(mnist, tmp_path):
-    images = kernels.read_images(mnist, 100)
+    images = efficiency.read_images(mnist, 100)
     assert images.shape == (100, 784)
     assert 0.9 < images.max() <= 1
     other = tmp_path / "train-labels-idx1-ubyte.gz"
     other.write_bytes(gzip.compress(b"\0\0\x08\x01" + bytes(10**5)))
     for path, count in ((mnist, 121), (other, 100)):
         with pytest.raises(ValueError, match="not MNIST's"):
-            kernels.read_images(path, count)
+            efficiency.read_images(path, count)
 
 
 def test_only_what_the_host_does_not_matter_for_is_timed_on_the_stream():
@@ -133,15 +143,15 @@ def test_a_rehearsal_measures_everything_and_leaves_the_stored_results_alone(qui
     others = [row for row in results.rows if "source" not in row]
     check_complete(others, kernels.FILE)
     assert all(int(row["peak_extra_bytes"]) > 0 for row in others)
-    efficiency = results.of(section="efficiency")
-    check_complete(efficiency, kernels.EFFICIENCY)
-    forms = {(row["case"], row["provider"], row["mode"]) for row in efficiency}
-    names = [method.name for method in kernels.METHODS]
+    of_paper = results.of(section="efficiency")
+    check_complete(of_paper, efficiency.FILE)
+    forms = {(row["case"], row["provider"], row["mode"]) for row in of_paper}
+    names = [method.name for method in efficiency.METHODS]
     modes = ("published", "plain", "ours")
     assert forms == set(itertools.product(("QP", "MNIST-VAE"), names, modes))
-    assert len(results.rows) == len(others) + len(efficiency)
+    assert len(results.rows) == len(others) + len(of_paper)
 
 
 def test_a_page_shows_what_there_is(results):
     text = check_page(kernels.PAGE, results, pages.label)
-    assert all(f"| {method.name} |" in text for method in kernels.METHODS)
+    assert all(f"| {method.name} |" in text for method in efficiency.METHODS)

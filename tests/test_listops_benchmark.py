@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmark_cases import CPU, check_verdicts, listops, measure, pages, rehearse
+from benchmark_cases import (
+    CPU,
+    check_verdicts,
+    listops,
+    machine,
+    pages,
+    plain,
+    plain_tree,
+    rehearse,
+)
 from discretegrad_lab.stack.lines import LINES
 from discretegrad_lab.tasks.listops.model import ParsingModel
 from oracles import one_thread
@@ -32,15 +41,15 @@ def test_the_plain_loop_is_one_member_of_the_stack(tiny, monkeypatch):
     expressions = listops.expressions_of(tiny)
     loop = listops.PlainLoop(run, expressions.train, DEVICE)
     model = ParsingModel([run], DEVICE, expressions=expressions)
-    plain = names(loop.model)
-    assert {name: x.shape for name, x in plain.items()} == {
+    weights = names(loop.model)
+    assert {name: x.shape for name, x in weights.items()} == {
         name: x.shape[1:] for name, x in model.parameters.items()
     }
     with torch.no_grad():
         for name, x in model.parameters.items():
             if name in ("embedding", "query", "values.weight"):
                 x *= 30
-            plain[name].copy_(x[0])
+            weights[name].copy_(x[0])
     draws = []
 
     def remember(scores, index):
@@ -50,11 +59,11 @@ def test_the_plain_loop_is_one_member_of_the_stack(tiny, monkeypatch):
     def recall(scores, tau):
         index = draws.pop(0)[0]
         z = torch.zeros_like(scores).scatter_(-1, index.unsqueeze(-1), 1.0)
-        monkeypatch.setattr(listops.plain, "drawn", lambda theta: z)
+        monkeypatch.setattr(plain, "drawn", lambda theta: z)
         return reinmax(scores, tau)
 
-    reinmax = listops.plain.reinmax
-    monkeypatch.setattr(listops.plain, "reinmax", recall)
+    reinmax = plain.reinmax
+    monkeypatch.setattr(plain, "reinmax", recall)
     monkeypatch.setattr(model._sampler, "at", remember)
     model.begin_epoch(0)
     model.prepare(0)
@@ -63,7 +72,7 @@ def test_the_plain_loop_is_one_member_of_the_stack(tiny, monkeypatch):
     theirs = cross_entropy(loop.model(tokens, lengths), labels)
     torch.testing.assert_close(ours[0], theirs)
     gradients = torch.autograd.grad(ours.sum(), list(model.parameters.values()))
-    expected = torch.autograd.grad(theirs, [plain[name] for name in model.parameters])
+    expected = torch.autograd.grad(theirs, [weights[name] for name in model.parameters])
     for name, gradient, right in zip(model.parameters, gradients, expected, strict=True):
         torch.testing.assert_close(gradient[0], right, rtol=1e-3, atol=1e-6, msg=name)
 
@@ -89,7 +98,7 @@ def test_a_part_of_a_data_set_is_as_long_as_the_whole():
 def test_the_floor_is_that_of_the_paper_s_network():
     (run,) = listops.runs_of(1, listops.FULL)
     work = listops.work_of(run, [20, 20])
-    loop = listops.PlainTree(run)
+    loop = plain_tree.PlainTree(run)
     parameters = sum(x.numel() for x in loop.parameters())
     composition, leaf = loop.composition.weight.numel(), loop.leaf.weight_hh.numel()
     assert work.width == 20
@@ -106,7 +115,7 @@ def test_a_rehearsal_measures_everything_and_its_page_shows_it(tiny, tmp_path):
     assert list(results.rows[0]) == list(listops.FILE.columns)
     measured = [(row["provider"], row["members"], row["status"]) for row in results.rows]
     assert measured == [
-        (listops.STACK, "2", "ok"), (listops.SCORED, "1", "ok"), (listops.PLAIN, "1", "ok"),
+        (listops.FIVE, "2", "ok"), (listops.SCORED, "1", "ok"), (listops.PLAIN, "1", "ok"),
         *[("all", "2", "needs a GPU")] * 2,
     ]  # fmt: skip
     text = listops.PAGE.text(results)
@@ -121,7 +130,7 @@ def test_a_speedup_is_never_reported_on_a_red_gate(tiny, monkeypatch):
     assert len(rows) == 2
     for row in rows:
         assert row["status"].startswith("red gate: its loss is")
-        assert measure.is_red(row)
+        assert machine.is_red(row)
         assert "speedup" not in row
     assert loop["status"] == "not measured"
 

@@ -9,7 +9,22 @@ from statistics import fmean, median, stdev, variance
 import pytest
 
 import discretegrad
-from benchmark_cases import claims, kernels, measure, pages, pooled, reproduction, several, table
+from benchmark_cases import (
+    claims,
+    collapses,
+    efficiency,
+    files,
+    kernels,
+    pages,
+    pictures,
+    pooled,
+    readme,
+    reports,
+    reproduction,
+    several,
+    stored,
+    table,
+)
 from discretegrad_lab import LINES, recipe, recipes
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.tasks.base import read_rows
@@ -21,12 +36,12 @@ from lab_cases import searched, use_table, use_temperatures
 
 @pytest.fixture
 def demo():
-    return reproduction.read(reproduction.DEMO)
+    return stored.read(stored.DEMO)
 
 
 @pytest.fixture
 def column():
-    return reproduction.read(reproduction.VAE)
+    return stored.read(stored.VAE)
 
 
 def lines_of(text):
@@ -36,7 +51,7 @@ def lines_of(text):
 
 
 def test_the_demo_table_has_the_final_loss_and_the_temperature_of_every_run(demo):
-    cells = lines_of(reproduction.demo_table(demo))
+    cells = lines_of(readme.demo_table(demo))
     assert cells["estimator"][::3] == [
         *("p = 1.5, best 0.30187", "p = 2, best 0.20250", "p = 3, best 0.09113")
     ]
@@ -53,10 +68,10 @@ def test_the_demo_table_has_the_final_loss_and_the_temperature_of_every_run(demo
 def test_the_demo_shows_failures_dashes_and_intervals(demo):
     first, *others = demo.rows
     lost = replace(demo, rows=(replace(first, state="diverged", metrics={}), *others))
-    assert lines_of(reproduction.demo_table(lost))["ReinMax"][:2] == ["-", "-"]
-    assert "ReinMax 1" in reproduction.demo_caption(lost)
+    assert lines_of(readme.demo_table(lost))["ReinMax"][:2] == ["-", "-"]
+    assert "ReinMax 1" in readme.demo_caption(lost)
     far = {key: dict.fromkeys(curve, 1.0) for key, curve in demo.curves.items()}
-    cells = lines_of(reproduction.demo_table(replace(demo, curves=far)))
+    cells = lines_of(readme.demo_table(replace(demo, curves=far)))
     assert cells["ReinMax"][1::3] == ["-"] * 3
     # a second seed, lower by 0.002, gives an interval
     second = [
@@ -69,34 +84,34 @@ def test_the_demo_shows_failures_dashes_and_intervals(demo):
         for row in demo.rows
     ]
     both = replace(demo, rows=(*demo.rows, *second))
-    assert f" ± {12.7062 * 0.001:.5f} | - |" in reproduction.demo_table(both)
+    assert f" ± {12.7062 * 0.001:.5f} | - |" in readme.demo_table(both)
 
 
 def test_the_demo_caption_follows_from_the_runs(demo):
-    caption = reproduction.demo_caption(demo)
+    caption = readme.demo_caption(demo)
     for words in ("after 800 steps", "rate of 0.01 (", "8,000 steps", "1 seed.", "has 4 draws"):
         assert words in caption
 
 
 def pictures_on(page):
-    path = measure.ROOT / page
+    path = files.ROOT / page
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
     return [(path.parent / name).resolve() for name in shown]
 
 
 def test_the_pictures_show_the_stored_curves_and_are_shown(demo, tmp_path, monkeypatch, capsys):
-    pictures = reproduction.pictures()
+    drawn = pictures.of_curves()
     shown = [x for name in ("README.md", "docs/reproduction.md") for x in pictures_on(name)]
-    assert set(pictures) < set(shown)
+    assert set(drawn) < set(shown)
     assert all(path.exists() for path in shown)
-    assert all(pages.shows(path, figures) for path, figures in pictures.items())
+    assert all(pages.shows(path, figures) for path, figures in drawn.items())
     # a picture of other curves is found and drawn again
     copy = tmp_path / "copy.png"
-    old = next(path for path in pictures if path.stem == reproduction.DEMO)
+    old = next(path for path in drawn if path.stem == stored.DEMO)
     shutil.copy(old, copy)
     curves = {key: {**curve, 40: 0.1} for key, curve in demo.curves.items()}
-    figures = reproduction.section(replace(demo, curves=curves)).figures
-    monkeypatch.setattr(reproduction, "pictures", lambda: {copy: figures})
+    figures = stored.section(replace(demo, curves=curves)).figures
+    monkeypatch.setattr(pictures, "of_curves", lambda: {copy: figures})
     assert table.main(["--check"]) == 1
     assert "copy.png is not current" in capsys.readouterr().out
     pages.draw(copy, figures)
@@ -105,9 +120,9 @@ def test_the_pictures_show_the_stored_curves_and_are_shown(demo, tmp_path, monke
 
 
 def test_stored_results_are_those_of_their_recipes():
-    for name in reproduction.STORED:
+    for name in stored.ALWAYS:
         runs = {run.identity for run in recipe(name).runs()}
-        assert {row.identity for row in reproduction.read(name).rows} == runs, (
+        assert {row.identity for row in stored.read(name).rows} == runs, (
             f"run and report {name} again"
         )
 
@@ -116,7 +131,7 @@ def git(*words):
     """What git says of this checkout; nothing if there is none, or no git."""
     if shutil.which("git") is None:
         return ""
-    asked = subprocess.run(["git", "-C", str(measure.ROOT), *words], capture_output=True, text=True)
+    asked = subprocess.run(["git", "-C", str(files.ROOT), *words], capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
@@ -125,10 +140,10 @@ def git(*words):
 )
 def test_the_commits_of_stored_results_are_in_the_history():
     """One that is not there says nothing about how a number came about."""
-    files = [*measure.ROOT.glob("benchmarks/*.csv"), *measure.ROOT.glob("results/*/runs.csv")]
+    paths = [*files.ROOT.glob("benchmarks/*.csv"), *files.ROOT.glob("results/*/runs.csv")]
     named = {
-        (file.relative_to(measure.ROOT).as_posix(), row["commit"].partition(" ")[0])
-        for file in files
+        (file.relative_to(files.ROOT).as_posix(), row["commit"].partition(" ")[0])
+        for file in paths
         for row in read_rows(file)
         if row.get("commit")
     }
@@ -142,7 +157,7 @@ SEARCHES = [name for name, search in recipes().items() if search.choice is not N
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_chosen_settings_are_the_best_of_the_stored_search(name, tmp_path, monkeypatch):
-    choice, results = recipe(name).choice, reproduction.read(name)
+    choice, results = recipe(name).choice, stored.read(name)
     committed = choice.path.read_text(encoding="utf-8")
     own = tmp_path / "chosen.csv"
     own.write_text(committed, encoding="utf-8")
@@ -158,7 +173,7 @@ def test_the_chosen_settings_are_the_best_of_the_stored_search(name, tmp_path, m
 
 
 def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
-    block = reproduction.column_block()
+    block = readme.column_block()
     tests = [row.metrics["test"] for row in column.where(estimator="st")]
     # the half interval of a mean over ten runs, with Student's t at 97.5 %
     half = 2.262157 * stdev(tests) / len(tests) ** 0.5
@@ -171,13 +186,10 @@ def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
         replace(row, state="diverged", metrics={}) if row in lost else row for row in column.rows
     ]
     fewer = replace(column, rows=tuple(rows))
-    stored = reproduction.read
-    monkeypatch.setattr(
-        reproduction, "read", lambda name: fewer if name == reproduction.VAE else stored(name)
-    )
+    put_in_place_of(monkeypatch, fewer)
     assert "89 finished, 1 diverged" in reproduction.runs_table()
     assert "9 of 10" in reproduction.blocks()["vae"]
-    assert "ours over 9 to 10" in reproduction.column_block()
+    assert "ours over 9 to 10" in readme.column_block()
 
 
 def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch):
@@ -209,10 +221,10 @@ def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch
         f"{len(outcomes) - held - failed} are undecided"
     )
     assert said in summary
-    assert said in " ".join(reproduction.column_block().split())
+    assert said in " ".join(readme.column_block().split())
     assert "(Section 6.3, Table 2; holds in vae-8x16, vae-64x8)" in summary
     # what is stored of no run says nothing
-    put_in_place_of(monkeypatch, Results(reproduction.PARSING))
+    put_in_place_of(monkeypatch, Results(stored.PARSING))
     fewer = " ".join(reproduction.in_short().split())
     assert f"are judged in {len(outcomes) - 4} ways" in fewer
     assert "#listops" not in fewer
@@ -220,9 +232,9 @@ def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch
 
 def test_the_summary_counts_runs_once():
     """Recipes share runs, which have one identity and one stack."""
-    names, stacks, runs = reproduction.shown(), {}, set()
+    names, stacks, runs = stored.shown(), {}, set()
     for name in names:
-        for row in reproduction.read(name).rows:
+        for row in stored.read(name).rows:
             runs.add(row.identity)
             stacks[row.identity] = (row.commit, row.seconds)
     summary = " ".join(reproduction.in_short().split())
@@ -230,11 +242,11 @@ def test_the_summary_counts_runs_once():
     assert summary.startswith(
         f"{len(runs):,} finished runs of {len(names)} recipes, {hours:.1f} hours "
     )
-    assert len(runs) < sum(len(reproduction.read(name).rows) for name in names)
+    assert len(runs) < sum(len(stored.read(name).rows) for name in names)
     judged = [
         word
         for name in names
-        for row in read_rows(reproduction.RESULTS / name / "table.csv")
+        for row in read_rows(stored.RESULTS / name / "table.csv")
         if (word := row.get("verdict")) in ("within", "above", "below")
     ]
     within = judged.count("within")
@@ -244,7 +256,7 @@ def test_the_summary_counts_runs_once():
 
 
 def test_the_table_of_score_functions_says_which_take_subsets():
-    cells = lines_of(reproduction.scores_block())
+    cells = lines_of(readme.scores_block())
     rows = [row for row in discretegrad.ESTIMATORS.values() if row.kind == "score"]
     taking = [row.works_on(discretegrad.Subset(2)) for row in rows]
     assert [cells[f"`{row.name}`"][1] == "any, also subsets" for row in rows] == taking
@@ -253,13 +265,13 @@ def test_the_table_of_score_functions_says_which_take_subsets():
 
 def test_shares_of_the_time_are_those_of_stacks(column):
     stacks = {row.commit: row.seconds for row in column.rows}
-    assert reproduction.training_seconds(column) == sum(stacks.values())
-    assert reproduction.training_seconds(reproduction.of_paper(column)) == column.rows[0].seconds
-    settings = reproduction.read(reproduction.SETTINGS)
+    assert stored.training_seconds(column) == sum(stacks.values())
+    assert stored.training_seconds(readme.of_paper(column)) == column.rows[0].seconds
+    settings = stored.read(stored.SETTINGS)
     seconds = {row.seconds for row in settings.rows}
     assert len(seconds) == 9
-    assert reproduction.training_seconds(settings) == pytest.approx(sum(seconds))
-    assert reproduction.runs_table().count(f"in {reproduction.SETTINGS}") == 2
+    assert stored.training_seconds(settings) == pytest.approx(sum(seconds))
+    assert reproduction.runs_table().count(f"in {stored.SETTINGS}") == 2
 
 
 def test_a_search_takes_as_long_as_its_longest_runs(tmp_path):
@@ -273,14 +285,14 @@ def test_a_search_takes_as_long_as_its_longest_runs(tmp_path):
         taken[run.estimator] = max(seconds, taken.get(run.estimator, 0.0))
         rows.append(row_of(run, "finished" if rung == 2 else "dropped", seconds))
     assert set(taken.values()) == {90.0, 900.0}
-    assert reproduction.training_seconds(Results(search.name, tuple(rows))) == 990.0
+    assert stored.training_seconds(Results(search.name, tuple(rows))) == 990.0
 
 
 def test_runs_with_two_trainings_are_named(monkeypatch):
     """Their distance is the root mean square, and what one recipe has of another's is no second."""
-    results = reproduction.read("vae-8x4")
-    names = ("vae-8x4", reproduction.EXACT)
-    monkeypatch.setattr(reproduction, "shown", lambda: list(names))
+    results = stored.read("vae-8x4")
+    names = ("vae-8x4", stored.EXACT)
+    monkeypatch.setattr(stored, "shown", lambda: list(names))
     assert reproduction.trained_twice() == ""
     again = {
         row.identity: row.metrics["train"] + apart
@@ -290,9 +302,9 @@ def test_runs_with_two_trainings_are_named(monkeypatch):
         replace(row, commit="0a1b2c", metrics={**row.metrics, "train": again[row.identity]})
         if row.identity in again
         else row
-        for row in reproduction.read(reproduction.EXACT).rows
+        for row in stored.read(stored.EXACT).rows
     ]
-    put_in_place_of(monkeypatch, Results(reproduction.EXACT, tuple(rows)))
+    put_in_place_of(monkeypatch, Results(stored.EXACT, tuple(rows)))
     text = " ".join(reproduction.trained_twice().split())
     assert text.startswith("2 runs of these recipes were trained more than once")
     assert "of its own: vae-8x4, vae-8x4-exact. " in text
@@ -318,8 +330,8 @@ def test_pictures_of_models_are_shown_where_they_are_drawn(tmp_path, monkeypatch
 
 def test_what_decides_a_collapse(monkeypatch):
     """Two initial weights that always collapse, and one run of others that did for a time."""
-    assert "it takes `discretegrad run vae-8x4-beginning-weights`" in reproduction.weights_table()
-    runs = recipe(reproduction.WEIGHTS).runs()
+    assert "it takes `discretegrad run vae-8x4-beginning-weights`" in collapses.weights_table()
+    runs = recipe(stored.WEIGHTS).runs()
     rows, curves = [], {}
     for run in runs:
         stuck = run.weights_seed in (3, 4)
@@ -328,8 +340,8 @@ def test_what_decides_a_collapse(monkeypatch):
         rows.append(row_of(run, train=end, test=end))
         # in the first epochs all are high
         curves[run.identity, "train"] = {1: 400.0, 5: 214.4 if briefly else end, 20: end}
-    put_in_place_of(monkeypatch, Results(reproduction.WEIGHTS, tuple(rows), curves))
-    cells = lines_of(reproduction.weights_table())
+    put_in_place_of(monkeypatch, Results(stored.WEIGHTS, tuple(rows), curves))
+    cells = lines_of(collapses.weights_table())
     assert "41 of 400 runs collapsed" in cells
     collapsed, spread, by_chance, p = cells["initial weights"]
     assert collapsed == "20 (2 of them), 1 (1 of them), 0 (17 of them)"
@@ -353,9 +365,9 @@ def test_a_claim_fails_if_it_does_in_one_size():
 
 
 def test_collapses_at_each_temperature(monkeypatch):
-    assert "it takes `discretegrad run" in reproduction.beginnings_table()
+    assert "it takes `discretegrad run" in collapses.beginnings_table()
     rows, curves = [], {}
-    for run in recipe(reproduction.FIRST_TEMPERATURES).runs():
+    for run in recipe(stored.FIRST_TEMPERATURES).runs():
         if run.estimator != "st":
             rows.append(row_of(run, "missing"))
             continue
@@ -363,8 +375,8 @@ def test_collapses_at_each_temperature(monkeypatch):
         end = 214.4 if fallen and run.seed < 2 else 140.0
         rows.append(row_of(run, train=end, test=end))
         curves[run.identity, "train"] = {1: 400.0, 5: 214.4 if fallen else end, 20: end}
-    put_in_place_of(monkeypatch, Results(reproduction.FIRST_TEMPERATURES, tuple(rows), curves))
-    lines = [x.strip("| ").split(" | ") for x in reproduction.beginnings_table().splitlines()[2:]]
+    put_in_place_of(monkeypatch, Results(stored.FIRST_TEMPERATURES, tuple(rows), curves))
+    lines = [x.strip("| ").split(" | ") for x in collapses.beginnings_table().splitlines()[2:]]
     assert len(lines) == 5
     assert lines[0] == ["ST", "0.5", "50", "0", "0.0 to 7.1 %", "0", "140.00"]
     assert lines[-1] == ["ST", "2", "50", "5", "4.3 to 21.4 %", "3", "140.00"]
@@ -374,9 +386,9 @@ def test_what_tf32_changes(monkeypatch):
     assert "it takes `discretegrad run" in reproduction.precision_table()
     rows = [
         row_of(run, train=113.0 + 0.4 * run.tf32 + 0.1 * (run.seed % 2), test=114.0)
-        for run in recipe(reproduction.PRECISION).runs(estimators=("st",))
+        for run in recipe(stored.PRECISION).runs(estimators=("st",))
     ]
-    put_in_place_of(monkeypatch, Results(reproduction.PRECISION, tuple(rows)))
+    put_in_place_of(monkeypatch, Results(stored.PRECISION, tuple(rows)))
     tf32, float32, apart, ours, theirs = lines_of(reproduction.precision_table())["ST, train"]
     assert (tf32, float32) == ("113.45 ± 0.02 (20 runs)", "113.05 ± 0.02 (20 runs)")
     assert apart == "+0.40 ± 0.03"
@@ -385,7 +397,7 @@ def test_what_tf32_changes(monkeypatch):
 
 
 def test_reinmax_at_one_is_that_of_the_search():
-    search = reproduction.read(reproduction.SEARCH)
+    search = stored.read(stored.SEARCH)
     rows = search.where(estimator="reinmax", power=2.0, target="constant", tau=1.0)
     losses = [row.metrics["expected_loss"] for row in rows]
     searched, tuned, rodeo = lines_of(reproduction.at_one_table())["p = 2"]
@@ -397,27 +409,27 @@ def test_reinmax_at_one_is_that_of_the_search():
 
 
 def test_curves_from_an_epoch_on(column):
-    for figure in reproduction.section(column).figures:
-        for curve in reproduction.from_epoch(10, figure).curves:
+    for figure in stored.section(column).figures:
+        for curve in pictures.from_epoch(10, figure).curves:
             assert curve.x[0] == 10
             assert len(curve.x) == len(curve.y) == len(curve.low) == len(curve.high)
 
 
 def test_curves_from_a_share_of_their_own_end_on(column):
-    figure = reproduction.section(column).figures[0]
+    figure = stored.section(column).figures[0]
     curve = figure.curves[0]
     # a tenth of each end, one of them with what rounding adds
     ends = [(0.1 * end, 0.5 * end, end) for end in (3.0, 70.0)]
     made = [replace(curve, x=(0.0, *x), y=(9, 1, 2, 3), low=None, high=None) for x in ends]
     made += [replace(made[0], x=(0.0, 0.3 - 1e-16, 1.5, 3.0))]
-    cut = reproduction.from_share(0.1, replace(figure, curves=tuple(made)))
+    cut = pictures.from_share(0.1, replace(figure, curves=tuple(made)))
     assert [tuple(curve.y) for curve in cut.curves] == [(1, 2, 3)] * 3
 
 
 def put_in_place_of(monkeypatch, *others):
     """Have the page read these results where it asks for theirs."""
-    stored, ours = reproduction.read, {results.recipe: results for results in others}
-    monkeypatch.setattr(reproduction, "read", lambda name: ours.get(name) or stored(name))
+    read, ours = stored.read, {results.recipe: results for results in others}
+    monkeypatch.setattr(stored, "read", lambda name: ours.get(name) or read(name))
 
 
 def row_of(run, state="finished", seconds=1.0, **metrics):
@@ -430,7 +442,7 @@ def test_equal_steps_and_equal_time(monkeypatch):
     """A stack of 15 with 4 samples takes twice as long as one with 1, and RLOO's one of 5 less."""
     rows, curves = [], {}
     stacks = {("reinmax", 1): 30.0, ("reinmax", 4): 60.0, ("leave-one-out", 4): 40.0}
-    for run in recipe(reproduction.SAMPLES).runs():
+    for run in recipe(stored.SAMPLES).runs():
         seconds = stacks.get((run.estimator, run.samples))
         state = "finished" if seconds else "missing"
         metrics = {"train": 100.0 - run.samples, "test": 110.0} if seconds else {}
@@ -438,7 +450,7 @@ def test_equal_steps_and_equal_time(monkeypatch):
         if seconds:
             curves[run.identity, "train"] = {20: 220.0, 160: 100.0 - run.samples}
             curves[run.identity, "test"] = {20: 140.0, 80: 112.0, 160: 110.0}
-    results = Results(reproduction.SAMPLES, tuple(rows), curves)
+    results = Results(stored.SAMPLES, tuple(rows), curves)
     put_in_place_of(monkeypatch, results)
     block = reproduction.samples_block()
     cells = lines_of(block)
@@ -450,8 +462,8 @@ def test_equal_steps_and_equal_time(monkeypatch):
     ]
     assert cells["RLOO, 4 samples"][2:4] == ["8.0 s", "40 of 160"]
     assert len(cells) == 2 + 7
-    assert f"assets/{reproduction.SAMPLES}.png" in block
-    whole, how = reproduction.section(results), reproduction.reading(results)
+    assert f"assets/{stored.SAMPLES}.png" in block
+    whole, how = stored.section(results), stored.reading(results)
     figure, _ = several.over_time(how, results, whole.figures)
     ends = {curve.name: (curve.x[0], curve.x[-1]) for curve in figure.curves}
     assert ends["ReinMax, 4 samples, τ = 1"] == pytest.approx((0.5, 4.0))
@@ -480,7 +492,7 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tm
     use_temperatures(monkeypatch, tmp_path / "temperatures.csv")
     name, other = "bernoulli-vae-mnist-k2", "bernoulli-vae-mnist-k3"
     first = row_of(recipe(other).runs()[0], "started")
-    put_in_place_of(monkeypatch, *map(Results, (*reproduction.BITS, *reproduction.BIT_GRADIENTS)))
+    put_in_place_of(monkeypatch, *map(Results, (*stored.BITS, *stored.BIT_GRADIENTS)))
     put_in_place_of(monkeypatch, Results(other, (first,)))
     bits_in_place(
         monkeypatch,
@@ -490,10 +502,10 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tm
         test=lambda number, epoch: 105.0 + number + 50 / epoch,
         gpu_seconds=lambda number, epoch: (5 + number) * epoch / 1000,
     )
-    pictures = {path.stem: figures for path, figures in reproduction.pictures().items()}
+    drawn = {path.stem: figures for path, figures in pictures.of_curves().items()}
     # what has no finished run has no picture, neither here nor on the page
-    assert [x for x in pictures if x.startswith("bernoulli")] == [name]
-    figures = pictures[name]
+    assert [x for x in drawn if x.startswith("bernoulli")] == [name]
+    figures = drawn[name]
     assert [(figure.y_label.split()[0], figure.x_label.split()[0]) for figure in figures] == [
         *(("Train", "step"), ("Train", "seconds"), ("Test", "step"), ("Test", "seconds"))
     ]
@@ -511,14 +523,14 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tm
     about, *_ = block.split("\n\n")
     assert " ".join(about.split()) == f"{reproduction.BANDS} {reproduction.WITHOUT_TENTH}"
     assert f"**{recipe(name).title}**\n\n![" in block
-    assert f"it takes `discretegrad run {recipe(reproduction.BITS[1]).name}`" in block
+    assert f"it takes `discretegrad run {recipe(stored.BITS[1]).name}`" in block
     assert '??? note "The margin of ReinMax, MNIST, K = 2"' in block
-    assert name in reproduction.shown()
+    assert name in stored.shown()
 
 
 def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
     use_temperatures(monkeypatch, tmp_path / "temperatures.csv")
-    put_in_place_of(monkeypatch, *map(Results, reproduction.BIT_GRADIENTS))
+    put_in_place_of(monkeypatch, *map(Results, stored.BIT_GRADIENTS))
     none = reproduction.blocks()["bit gradients"]
     assert "".join(none.split()) == (
         "Nottrainedhereyet;ittakes`discretegradrun`of`bernoulli-vae-gradients-k2`,"
@@ -533,7 +545,7 @@ def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
         gradient_bias=lambda number, epoch: 0.0,
         gradient_bias_bound=lambda number, epoch: 0.1 + number,
     )
-    (figures,) = (x for path, x in reproduction.pictures().items() if path.stem == name)
+    (figures,) = (x for path, x in pictures.of_curves().items() if path.stem == name)
     assert [(figure.y_label, figure.log_y) for figure in figures] == [
         ("relative standard deviation", True),
         ("relative bias and two standard errors", True),
@@ -551,13 +563,15 @@ def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
 
 
 def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
-    put_in_place_of(monkeypatch, Results(reproduction.SEARCHED))
-    stored = set(reproduction.drawings())
-    assert stored <= set(pictures_on("docs/listops.md"))
-    before = reproduction.architectures_block()
-    assert before == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
+    put_in_place_of(monkeypatch, Results(stored.SEARCHED))
+    before = set(pictures.drawings())
+    assert before <= set(pictures_on("docs/listops.md"))
+    assert (
+        reproduction.architectures_block()
+        == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
+    )
     rows, curves = [], {}
-    for run in recipe(reproduction.SEARCHED).runs():
+    for run in recipe(stored.SEARCHED).runs():
         metrics = {
             "validation": 89.0 + run.seed,
             "test": 92.0,
@@ -566,9 +580,9 @@ def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
         }
         rows.append(row_of(run, **metrics))
         curves[run.identity, "validation"] = {1: 10.0, 10: 80.0, 100: metrics["validation"]}
-    results = Results(reproduction.SEARCHED, tuple(rows), curves)
+    results = Results(stored.SEARCHED, tuple(rows), curves)
     put_in_place_of(monkeypatch, results)
-    drawn = {path.name: svg for path, svg in reproduction.drawings().items() if path not in stored}
+    drawn = {path.name: svg for path, svg in pictures.drawings().items() if path not in before}
     assert list(drawn) == ["nas-cifar10-cells.svg", "nas-cifar10-probabilities.svg"]
     # of 20 searches
     assert drawn["nas-cifar10-cells.svg"].count("<circle") == 4 * 20
@@ -579,9 +593,9 @@ def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
         *(f"assets/{name}" for name in drawn),
         "assets/nas-cifar10.png",
     ]
-    for drawing in reproduction.section(results).drawings:
+    for drawing in stored.section(results).drawings:
         assert f"![{drawing.title}](assets/nas-cifar10-{drawing.file}) {drawing.caption}" in block
-    (figures,) = (x for path, x in reproduction.pictures().items() if path.stem == "nas-cifar10")
+    (figures,) = (x for path, x in pictures.of_curves().items() if path.stem == "nas-cifar10")
     (figure,) = (x for x in figures if x.y_label.startswith("validation"))
     *arms, _, _, _ = figure.curves
     assert len(arms) == 5
@@ -604,12 +618,12 @@ def test_measures_of_the_main_table(column, monkeypatch):
     cells = lines_of(reproduction.measures_tables())
     assert cells["ST"] == [reproduction.DASH] * 5 + ["94.50 ± 2.17"]
     assert cells.keys() == {"test bound, 1,000 samples", "---", "ST"}
-    assert "**Finished models**" in reproduction.tables_and_claims(reproduction.VAE)
+    assert "**Finished models**" in reports.tables_and_claims(stored.VAE)
 
 
 def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
     """Ten seeds of the settings that the search found best, beside the paper's tables."""
-    names = [name for columns in reproduction.CHOSEN.values() for name in columns]
+    names = [name for columns in stored.CHOSEN.values() for name in columns]
     put_in_place_of(monkeypatch, *map(Results, names))
     assert reproduction.chosen_tables().startswith("Not trained here yet")
     search = recipe("vae-search-8x4")
@@ -629,7 +643,7 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert text.startswith(
             f"| {by} \N{MINUS SIGN}ELBO, chosen by {by}, less that of Table 8 | 8x4 |"
         )
-        main = [row.metrics[by] for row in reproduction.read("vae-8x4").where(estimator="reinmax")]
+        main = [row.metrics[by] for row in stored.read("vae-8x4").where(estimator="reinmax")]
         found, *others = lines_of(text)["ReinMax"]
         # Welch's half interval with the freedom of ten runs that hardly vary beside ten that do
         assert found.startswith(f"{mean + 0.09 - fmean(main):+.2f} ± ")
@@ -675,7 +689,7 @@ def test_sizes_together_weigh_each_by_how_sure_it_is():
 
 
 def test_sizes_together_leave_out_numbers_in_doubt(monkeypatch):
-    read = [(reproduction.reading(x), x) for x in map(reproduction.read, reproduction.COLUMNS)]
+    read = [(stored.reading(x), x) for x in map(stored.read, stored.COLUMNS)]
     rows = lines_of(pooled.table(read, ("train", "test")))
     # ST has one at 10x30, STGS one at 8x16, both by test
     sizes = {
@@ -689,14 +703,14 @@ def test_sizes_together_leave_out_numbers_in_doubt(monkeypatch):
 
 
 def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):
-    none = reproduction.parts_if_stored({name: "Title" for name in reproduction.LARGE})
+    none = reports.parts_if_stored({name: "Title" for name in stored.LARGE})
     assert none == (
         "Not trained here yet; it takes `discretegrad run` of `vae-32x64`, `vae-64x32`."
     )
     first, *others = recipe("vae-64x32").runs()
     rows = (row_of(first, train=90.0, test=91.0), *(row_of(x, "missing") for x in others))
     put_in_place_of(monkeypatch, Results("vae-64x32", rows))
-    some = reproduction.parts_if_stored({"vae-32x64": "Title", "vae-64x32": "Other title"})
+    some = reports.parts_if_stored({"vae-32x64": "Title", "vae-64x32": "Other title"})
     assert some.startswith(
         "**Title**\n\nNot trained here yet; it takes `discretegrad run vae-32x64`"
     )
@@ -704,7 +718,7 @@ def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):
 
 
 def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
-    rows = reproduction.read("vae-8x4").where(estimator="stgs")
+    rows = stored.read("vae-8x4").where(estimator="stgs")
     put_in_place_of(monkeypatch, Results("vae-chosen-by-test-8x4", tuple(rows)))
     cells = lines_of(reproduction.gained_table("test"))
     assert cells["STGS"] == ["the same", *[reproduction.DASH] * 5]
@@ -713,22 +727,22 @@ def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
 
 def test_the_table_of_efficiency_is_that_of_the_benchmark():
     rows = kernels.PAGE.read().of(section="efficiency")
-    cells = lines_of(kernels.table_of_the_paper(rows))
+    cells = lines_of(efficiency.table_of_the_paper(rows))
     assert "| QP, this library |" in reproduction.PAGE.path.read_text(encoding="utf-8")
     assert cells["QP, published"] == [
-        kernels.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
+        efficiency.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
     ]
     ours = [row for row in rows if row["mode"] == "ours" and row["provider"] == "GR-MCK 1000"]
     assert [cells[f"{row['case']}, this library"][-1] for row in ours] == [
-        kernels.epoch(row) for row in ours
+        efficiency.epoch(row) for row in ours
     ]
 
 
 def test_the_heat_map_has_the_stored_runs():
     """A panel for each size; what a cell says is the mean of its runs and how many failed."""
-    results = reproduction.read(reproduction.TEMPERATURES)
-    ((path, figures),) = reproduction.maps().items()
-    assert path.name == f"{reproduction.TEMPERATURES}.png"
+    results = stored.read(stored.TEMPERATURES)
+    ((path, figures),) = pictures.maps().items()
+    assert path.name == f"{stored.TEMPERATURES}.png"
     assert [figure.title.partition(", ")[2] for figure in figures] == [
         f"{categories} categories, {latents} latents"
         for categories, latents in ((4, 24), (8, 16), (16, 12), (64, 8))
@@ -756,10 +770,10 @@ def test_words_on_the_temperatures_are_true():
     for key, ends in best.items():
         for size in ("4x24", "8x16", "16x12", "64x8"):
             categories = int(size.partition("x")[0])
-            searched = reproduction.read(reproduction.TEMPERATURES).where(
+            searched = stored.read(stored.TEMPERATURES).where(
                 estimator=key, categories=categories, tau=2.0
             )
-            tuned = reproduction.read(f"vae-{size}").where(estimator=key)
+            tuned = stored.read(f"vae-{size}").where(estimator=key)
             assert {row.config["tau"] for row in tuned} == {1.5}
             ends += [[fmean(row.metrics["train"] for row in rows) for rows in (searched, tuned)]]
     assert all(tuned < searched for ends in best.values() for searched, tuned in ends)
@@ -769,7 +783,7 @@ def test_words_on_the_temperatures_are_true():
 
 
 def test_words_on_a_temperature_of_one_are_true():
-    results, costs = reproduction.read(reproduction.BASELINES), []
+    results, costs = stored.read(stored.BASELINES), []
     for size in results.settings(("categories", "latents")):
         part = results.part(estimator="reinmax", **size)
         losses = {
@@ -782,14 +796,14 @@ def test_words_on_a_temperature_of_one_are_true():
     least, *_, next_to_most, most = sorted(costs)
     assert len(costs) == 6
     rule = f"at 1 the six VAEs ended {least:.0f} to {most:.0f} nats worse"
-    assert rule in " ".join((reproduction.ROOT / "README.md").read_text().split())
+    assert rule in " ".join((files.ROOT / "README.md").read_text().split())
     page = " ".join((reproduction.DOCS / "choosing-an-estimator.md").read_text().split())
     assert f"cost {least:.1f} to {next_to_most:.1f} nats" in page
     assert f"in the smallest of them {most:.0f}." in page
 
 
 def test_words_on_a_hundred_seeds_are_true():
-    results = reproduction.read(reproduction.COLLAPSE)
+    results = stored.read(stored.COLLAPSE)
     ends = {
         key: [x.metrics["train"] for x in results.where(estimator=key)]
         for key in results.estimators()
@@ -798,15 +812,15 @@ def test_words_on_a_hundred_seeds_are_true():
     assert sorted(ends, key=lambda key: fmean(ends[key]))[3] == "reinmax"
     fallen = {
         row.config["seed"]
-        for row, _ in reproduction.collapses(results, results.where(estimator="reinmax"))
+        for row, _ in collapses.collapses(results, results.where(estimator="reinmax"))
     }
     assert fallen.isdisjoint(range(10))
 
 
 def test_failed_runs_stand_beside_means():
     cells = lines_of(reproduction.main_table("train", 2))
-    small = reproduction.read("vae-8x4")
-    failed = small.failed(reproduction.reading(small).metrics[0])
+    small = stored.read("vae-8x4")
+    failed = small.failed(stored.reading(small).metrics[0])
     assert {row.config["estimator"] for row in failed} == {"mean-2"}
     middle = median(row.metrics["train"] for row in small.where(estimator="mean-2"))
     expected = f"(median {middle:.2f}, {len(failed)} of 10 failed)"
@@ -819,7 +833,7 @@ def test_published_spreads_of_the_vae_are_standard_deviations():
     shares = []
     for (number, key, size), cell in reproduction.published_cells().items():
         if number in (2, 9) and cell.spread is not None:
-            rows = reproduction.read(f"vae-{size}").where(estimator=key)
+            rows = stored.read(f"vae-{size}").where(estimator=key)
             shares.append(stdev(row.metrics[cell.measure] for row in rows) / cell.deviation)
     assert len(shares) == 60
     page = (pages.DOCS / "lab.md").read_text(encoding="utf-8")
@@ -830,8 +844,8 @@ def test_published_spreads_of_the_vae_are_standard_deviations():
 
 def test_stored_bounds_are_bounds():
     """The mean of many samples is the test loss, which had one, and the bound is no larger."""
-    for name in reproduction.COLUMNS:
-        for row in reproduction.read(name).rows:
+    for name in stored.COLUMNS:
+        for row in stored.read(name).rows:
             if row.measured is not None:
                 values = row.measured.values
                 assert values["test_bound"] <= values["test_mean_elbo"], row.identity

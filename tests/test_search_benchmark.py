@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmark_cases import CPU, check_verdicts, measure, pages, rehearse, search
+from benchmark_cases import CPU, check_verdicts, machine, pages, rehearse, search
 from oracles import one_thread
 
 DEVICE = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_another_network_is_refused(wrong, monkeypatch):
     loop = search.PlainSearch(run, DEVICE)
     right = loop.named_weights()
     monkeypatch.setattr(loop, "named_weights", lambda: right | {wrong: 1.1 * right[wrong] + 0.1})
-    with pytest.raises(measure.RedGate, match="loss is off by"):
+    with pytest.raises(machine.RedGate, match="loss is off by"):
         search.check(loop, run)
 
 
@@ -77,7 +77,7 @@ def test_a_speedup_is_never_reported_on_a_red_gate(monkeypatch):
     assert len(rows) == 2
     for row in rows:
         assert row["status"].startswith("red gate: loss is off by")
-        assert measure.is_red(row)
+        assert machine.is_red(row)
         assert "speedup" not in row
     assert loop["status"] == "not measured"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import discretegrad
-from benchmark_cases import measure, pages, table
+from benchmark_cases import files, pages, table
 from conftest import has_triton
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ def test_a_short_soak_passes_and_writes_its_counts(tmp_path, capsys):
     assert "comparisons; 0 failed" in out
     # and the page shows them
     page = table.reliability.PAGE
-    text = page.text(pages.Results(measure.read_csv(tmp_path / "soak.csv")))
+    text = page.text(pages.Results(files.read_csv(tmp_path / "soak.csv")))
     assert f"| {int(rows[0]['cases']):,} |" in text
     assert "Nothing was found." in text
     found = [{**rows[0], "failed": "2", "reproductions": "python -m soak --check rule seed=3"}]

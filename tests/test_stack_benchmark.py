@@ -5,6 +5,7 @@ runs in miniature on the CPU, where stacks have no graphs.
 """
 
 import math
+import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,18 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
-from benchmark_cases import CPU, check_complete, check_page, measure, plain, rehearse, stacks
+from benchmark_cases import (
+    CPU,
+    check_complete,
+    check_page,
+    contest,
+    machine,
+    plain,
+    rehearse,
+    stacks,
+    timing,
+    whole_runs,
+)
 from discretegrad_lab import Noise, Outcome
 from discretegrad_lab.tasks.vae.model import VaeModel
 from oracles import one_thread
@@ -144,9 +156,9 @@ def test_a_speedup_is_never_reported_on_a_red_gate(tmp_path, monkeypatch):
     for row in rows:
         assert row["status"].startswith("red gate: the fall of its loss is")
         assert not {"seconds", "speedup"} & set(row)
-        assert measure.is_red(row)
+        assert machine.is_red(row)
     assert (loop["status"], "seconds" in loop) == ("not measured", False)
-    assert not measure.is_red(loop)
+    assert not machine.is_red(loop)
 
 
 # the measurement
@@ -179,12 +191,14 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
         return next(times[call.__name__])
 
     monkeypatch.setattr(stacks, "stack_of_task", FakeStack)
-    monkeypatch.setattr(measure, "block_seconds", block_seconds)
-    setup = setup_of(tmp_path, pace=measure.Pace(3, 0.0, 1), steps=50)
-    rival = stacks.Rival(step, lambda stack, metrics: [], 77)
+    monkeypatch.setattr(timing, "block_seconds", block_seconds)
+    setup = setup_of(tmp_path, steps=50)
+    loop = SimpleNamespace(step=step)
+    rival = contest.Rival(stacks.plain_entry(loop, setup.data.plan), lambda stack, metrics: [], 77)
     runs = stacks.polynomial_runs(5, stacks.QUICK)
     chosen = [(stacks.STACK, runs), (stacks.STACK, runs[:4])]
-    large, row, loop = stacks.contest({"section": "vae"}, chosen, rival, setup)
+    make, pace = partial(stacks.stack_of, setup), timing.Pace(3, 0.0, 1)
+    large, row, loop = contest.contest({"section": "vae"}, chosen, make, rival, pace, setup)
     # a stack that does not fit costs only itself
     assert (large["status"], large["members"]) == ("out of memory", 5)
     # 40 run-steps in an epoch: 5, 10 and 20 ms; 20, 10 and 40 times as fast
@@ -200,11 +214,11 @@ def test_a_stack_and_the_plain_loop_take_turns(tmp_path, monkeypatch):
 
 
 def test_overhead_is_what_bare_epochs_do_not_explain():
-    timeline = stacks.Timeline()
+    timeline = whole_runs.Timeline()
     timeline.first_epoch, timeline.trained, timeline.end = 100.0, 109.5, 110.0
     timeline.epochs, timeline.checkpoints = [33.0] + [1.0] * 9, [0.3]
     # the first epoch also captures: one bare epoch stands for it
-    row = stacks.shares([timeline], [0.9, 1.0, 1.1])
+    row = whole_runs.shares([timeline], [0.9, 1.0, 1.1])
     assert (row["epochs"], row["rounds"], row["bare_epoch_seconds"]) == (10, 1, 1.0)
     assert row["overhead"] == pytest.approx(1 - 10 / 11, abs=1e-5)
     assert row["overhead_p20"] < row["overhead"] < row["overhead_p80"]
@@ -216,7 +230,7 @@ def test_overhead_is_what_bare_epochs_do_not_explain():
     ("outcome", "status"),
     [
         (Outcome(), "red gate: 3 runs did not finish"),
-        (Outcome(stopped_by="budget"), measure.TIME_OVER),
+        (Outcome(stopped_by="budget"), machine.TIME_OVER),
     ],
 )
 def test_runs_that_do_not_finish_give_no_number(setup, monkeypatch, outcome, status):
@@ -226,10 +240,10 @@ def test_runs_that_do_not_finish_give_no_number(setup, monkeypatch, outcome, sta
         budgets.append(budget)
         return outcome
 
-    monkeypatch.setattr(stacks, "execute", execute)
+    monkeypatch.setattr(whole_runs, "execute", execute)
     runs = stacks.polynomial_runs(3, setup.data.plan)
     monkeypatch.setattr(stacks, "whole_cases", lambda plan: {"one": runs, "another": runs})
-    setup = setup._replace(deadline=stacks.time.perf_counter() + 50)
+    setup = setup._replace(deadline=time.perf_counter() + 50)
     rows = list(stacks.overhead_rows(setup))
     assert [(row["case"], row["status"]) for row in rows] == [("one", status), ("another", status)]
     assert not any("overhead" in row for row in rows)
