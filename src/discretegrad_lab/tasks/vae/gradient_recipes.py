@@ -95,7 +95,7 @@ GRADIENT_RECIPES = (
         metrics=("train", *NAMES),
         data=("mnist",),
         panels=("along",),
-        rows=("tau",),
+        variants=("tau",),
         note="Against the exact gradient at the logits of 100 training images.",
     ),
     Recipe(
