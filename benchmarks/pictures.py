@@ -11,7 +11,9 @@ from stored import is_drawn, reading, section
 from discretegrad_lab.report.document import Curve, Drawing, Figure
 
 _DRAWN = {
-    stored.GRADIENTS: ("gradient_cosine", "gradient_bias"),
+    **dict.fromkeys(
+        (stored.GRADIENTS, stored.BY_TEMPERATURE), ("gradient_cosine", "gradient_bias")
+    ),
     # what the draws leave room for: the bias itself is zero for many, which has no logarithm
     **dict.fromkeys(stored.BIT_GRADIENTS, ("gradient_deviation", "gradient_bias_bound")),
 }
@@ -29,8 +31,9 @@ def of_curves() -> dict[Path, list[Figure]]:
         name: section(stored.read(name)).figures
         for name in (stored.DEMO, stored.CURVES, stored.SEARCH)
     }
+    for name in filter(is_drawn, (stored.VAE, stored.SMALL_SAMPLES)):
+        shown[name] = [from_epoch(10, figure) for figure in section(stored.read(name)).figures]
     shown |= {
-        stored.VAE: [from_epoch(10, figure) for figure in section(stored.read(stored.VAE)).figures],
         stored.SETTINGS: [figure for figures in settings for figure in figures],
     }
     for name, metrics in _DRAWN.items():

@@ -36,18 +36,20 @@ def if_stored(recipe: str, picture: str = "") -> str:
 
 
 def parts_if_stored(titles: Mapping[str, str], picture: str = "", about: str = "") -> str:
-    """What the report of each recipe says, under its title; one sentence if none was trained.
+    """What the report of each recipe says, under its title, and which are not trained.
 
     Args:
         titles: By recipe.
         picture: The words of their pictures, if they have one each.
         about: What is said of all pictures, before them.
     """
-    if not any(stored.read(recipe).rows for recipe in titles):
-        names = ", ".join(f"`{recipe}`" for recipe in titles)
-        return wrapped(f"Not trained here yet; it takes `discretegrad run` of {names}.")
-    parts = [f"**{title}**\n\n{if_stored(recipe, picture)}" for recipe, title in titles.items()]
-    shown = [wrapped(about)] if about and any(map(is_drawn, titles)) else []
+    trained = {recipe: title for recipe, title in titles.items() if stored.read(recipe).rows}
+    parts = [f"**{title}**\n\n{if_stored(recipe, picture)}" for recipe, title in trained.items()]
+    shown = [wrapped(about)] if about and any(map(is_drawn, trained)) else []
+    missing = ", ".join(f"`{recipe}`" for recipe in titles if recipe not in trained)
+    if missing:
+        begin = "Of these not trained" if trained else "Not trained"
+        parts.append(wrapped(f"{begin} here yet; it takes `discretegrad run` of {missing}."))
     return "\n\n".join([*shown, *parts])
 
 

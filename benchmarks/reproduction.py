@@ -1,9 +1,8 @@
 """The page that has stored runs beside the paper, from the results below results/."""
 
-import math
 import re
 from collections.abc import Sequence
-from statistics import fmean, variance
+from statistics import fmean, median
 from typing import Any
 
 import claims
@@ -16,7 +15,15 @@ from collapses import beginnings_table, collapse_table, weights_table
 from pages import DOCS, PICTURES, Page, markdown, plural, wrapped
 from pictures import drawn
 from reports import claims_table, if_stored, parts_if_stored, tables_and_claims
-from stored import all_claims, finished, is_drawn, reading, section, training_seconds
+from stored import (
+    all_claims,
+    all_training_seconds,
+    finished,
+    is_drawn,
+    reading,
+    section,
+    training_seconds,
+)
 
 from discretegrad_lab import tasks
 from discretegrad_lab.report.entries import DASH, Entry, entries
@@ -39,6 +46,7 @@ WITHOUT_TENTH = (
 
 def blocks() -> dict[str, str]:
     """The generated parts of the page of the documentation."""
+    gradients = "Gradients beside the exact one, against the epoch"
     return {
         "in short": in_short(),
         "runs": "\n\n".join(filter(None, (runs_table(), trained_twice()))),
@@ -56,9 +64,7 @@ def blocks() -> dict[str, str]:
         ),
         "large": parts_if_stored({x: tasks.recipe(x).title for x in stored.LARGE}),
         "exact": if_stored(stored.EXACT),
-        "gradients": if_stored(
-            stored.GRADIENTS, "Gradients beside the exact one, against the epoch"
-        ),
+        "gradients": if_stored(stored.GRADIENTS, gradients),
         "baselines": if_stored(stored.BASELINES),
         "measures": measures_tables(),
         "prior samples": model_pictures("prior-samples", "makes of random codes"),
@@ -66,8 +72,10 @@ def blocks() -> dict[str, str]:
             "reconstructions", "makes of test images", stored.OTHER_SIZES
         ),
         "samples": samples_block(),
-        "small samples": if_stored(stored.SMALL_SAMPLES),
-        "by temperature": if_stored(stored.BY_TEMPERATURE),
+        "small samples": if_stored(
+            stored.SMALL_SAMPLES, "The loss against the epoch, from the tenth on"
+        ),
+        "by temperature": if_stored(stored.BY_TEMPERATURE, gradients),
         "efficiency": efficiency.table_of_the_paper(kernels.PAGE.read().of(section="efficiency")),
         "heat map": if_stored(
             stored.TEMPERATURES, "Train loss of each estimator at each temperature"
@@ -97,10 +105,8 @@ def blocks() -> dict[str, str]:
 def in_short() -> str:
     """What was trained, and what it says of the numbers and the claims of the paper."""
     names, judged_claims = stored.shown(), all_claims()
-    # runs that several recipes share count once
-    rows = {row.identity: row for name in names for row in stored.read(name).rows}
-    hours = training_seconds(Results("", tuple(rows.values()))) / 3600
-    devices = sorted({row.device for row in rows.values() if row.device})
+    hours = all_training_seconds() / 3600
+    devices = sorted({x.device for name in names for x in stored.read(name).rows if x.device})
     judged: dict[tuple[Any, ...], list[str]] = {}
     for name in names:
         for entry in entries(reading(stored.read(name)), stored.read(name)):
@@ -172,13 +178,15 @@ def trained_twice() -> str:
     if not twice:
         return ""
     having = ", ".join(x for x in stored.shown() if any(x in recipes[key] for key in twice))
-    # the deviation of a difference, from the variance of each run's own values
-    apart = math.sqrt(2 * fmean(variance(values) for values in twice.values()))
+    gaps = sorted((max(ends) - min(ends), key) for key, ends in twice.items())
+    farthest, key = gaps[-1]
+    typical = median(gap for gap, _ in gaps)
     return wrapped(
         f"{plural(len(twice), 'run')} of these recipes were trained more than once, on different "
         f"machines or in different stacks, and each recipe has the numbers of its own: {having}. "
-        "Matrix products of different stacks round differently, and training makes more of it: two "
-        f"trainings of one run end {apart:.2f} apart (root mean square, by the first metric)."
+        "Matrix products of different stacks round differently, and training makes more of it: by "
+        f"the first metric half of them end at most {typical:.2f} apart, and the farthest, of "
+        f"{min(recipes[key], key=stored.shown().index)}, {farthest:.2f}."
     )
 
 

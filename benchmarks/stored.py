@@ -105,6 +105,14 @@ def all_claims() -> list[claims.Claim]:
     )
 
 
+def all_training_seconds() -> float:
+    """Of all recipes together; a stack whose runs several of them have counts once."""
+    searches = [name for name in shown() if tasks.recipe(name).halving]
+    rows = [row for name in shown() if name not in searches for row in read(name).rows]
+    parts = (Results("", tuple(rows)), *map(read, searches))
+    return sum(map(training_seconds, parts))
+
+
 def training_seconds(results: Results) -> float:
     """Runs of a stack have the same time, and differ in none of these."""
     if any(row.state == DROPPED for row in results.rows):

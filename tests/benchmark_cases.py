@@ -57,6 +57,12 @@ SCRIPTS = (
 CPU = machine.Setup(torch.device("cpu"), quick=True, bandwidth=1e9)
 
 
+def lines_of(text: str) -> dict[str, list[str]]:
+    """The cells of the lines of a table by the first one."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {name: cells for name, *cells in lines}
+
+
 def seeded_on_one_thread() -> Iterator[None]:
     """A fixture."""
     torch.manual_seed(0)

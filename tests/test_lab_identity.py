@@ -31,11 +31,17 @@ FROZEN = {
     "vae-4x24": (90, "ad626db7e81ee7b5"),
     "vae-64x8": (90, "6687ea402ffb2420"),
     "vae-8x16": (90, "746b78032d02b8f0"),
+    "vae-8x16-precision": (80, "41e530bef3c34b58"),
     "vae-8x4": (90, "52aae84fa0d229ef"),
+    "vae-8x4-beginning-temperatures": (500, "804c942850679ab7"),
+    "vae-8x4-beginning-weights": (400, "3e1ed83772f007bc"),
     "vae-8x4-collapse": (500, "294d51d6c866b26a"),
     "vae-8x4-exact": (110, "c95d5edf6f5c3f31"),
     "vae-8x4-gradients": (90, "3aa82f1403cbe9cb"),
+    "vae-8x4-gradients-by-temperature": (30, "49dde403201b97db"),
+    "vae-8x4-samples": (80, "58425861cf14a564"),
     "vae-baselines": (180, "f9477a575c853613"),
+    "vae-search-8x4": (864, "ecd446f42dbf4a9d"),
     "vae-temperatures": (360, "977140153092b4f1"),
 }
 
