@@ -412,7 +412,8 @@ def gradients_of_bits(runs):
             # weights that are not where they start, at which networks would get no gradient
             if name in leaves:
                 leaves[name] += 0.3
-    gradients = torch.autograd.grad(model.losses()["train"].sum(), list(leaves.values()))
+    ordered = list(leaves.values())
+    gradients = model.gradients(model.losses()["train"], ordered, keep=False)
     return dict(zip(leaves, gradients, strict=True))
 
 

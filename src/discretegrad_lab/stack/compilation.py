@@ -1,12 +1,14 @@
 """Fuse small functions of large tensors, where the time goes into moving memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch._functorch.config as functorch_config
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 FROM_ELEMENTS = 2**20
 """Below, kernels are so short that compilation takes longer than it saves."""
@@ -59,5 +61,43 @@ def compiled(function: Callable[_P, _R], *, inline: bool = False) -> Callable[_P
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with functorch_config.patch(donated_buffer=False):
             return fused(*args, **kwargs)
+
+    return call
+
+
+def compiled_with_gradients(
+    losses: Callable[..., Tensor], leaves: Sequence[Tensor]
+) -> Callable[..., tuple[Tensor, list[Tensor]]]:
+    """The losses, without a graph, and the gradients of their sum, as one compiled function.
+
+    The first call runs ``losses`` and its backward pass and writes down every operation of torch on
+    the way; that list is compiled. So ``losses`` may itself use autograd, as estimators do that
+    learn or want slopes, and which ``torch.compile`` cannot follow.
+
+    Whatever is no operation of torch happens in the first call alone: branches, counts, kernels
+    that are launched directly. Tensors that are not arguments are read where they were then.
+
+    Args:
+        losses: Of tensors or tuples of them, always of the same shapes.
+        leaves: What the gradients are of; changed in place, if at all.
+    """
+
+    def both(*args: Any) -> tuple[Tensor, list[Tensor]]:
+        with torch.enable_grad():
+            found = losses(*args)
+            gradients = torch.autograd.grad(found.sum(), leaves)
+        return found.detach(), list(gradients)
+
+    fused: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
+
+    @torch.no_grad()
+    def call(*args: Any) -> tuple[Tensor, list[Tensor]]:
+        nonlocal fused
+        if fused is None:
+            # in this thread, where the operations are written down
+            with torch.autograd.set_multithreading_enabled(False):
+                graph = make_fx(both)(*args)
+            fused = torch.compile(graph, dynamic=False)
+        return fused(*args)
 
     return call

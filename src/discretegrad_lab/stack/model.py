@@ -148,6 +148,16 @@ class Model:
         come in turn."""
         raise NotImplementedError
 
+    def gradients(self, loss: Tensor, leaves: Sequence[Tensor], keep: bool) -> Sequence[Tensor]:
+        """Those of the sum of a loss over the members.
+
+        Args:
+            loss: What ``losses`` or ``loss`` gave.
+            leaves: Of all groups of parameters that minimise it, in their order.
+            keep: Whether another loss of the step will be differentiated, too.
+        """
+        return torch.autograd.grad(loss.sum(), leaves, retain_graph=keep)
+
     def evaluate(self, epoch: int) -> Mapping[str, Tensor]:
         """Further metrics after so many epochs, (members,) each; NaN where there is none."""
         return {}

@@ -158,9 +158,7 @@ class Stack:
         updates: dict[str, Mapping[str, Tensor]] = {}
         for number, (loss, groups) in enumerate(by_loss.items(), 1):
             leaves = [x for group in groups.values() for x in group.parameters.values()]
-            gradients = iter(
-                torch.autograd.grad(losses[loss].sum(), leaves, retain_graph=number < len(by_loss))
-            )
+            gradients = iter(self.model.gradients(losses[loss], leaves, number < len(by_loss)))
             for name, group in groups.items():
                 updates[name] = dict(zip(group.parameters, gradients, strict=False))
         names = [name for name in self._totals if name in losses]

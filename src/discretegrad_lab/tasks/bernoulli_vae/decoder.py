@@ -1,23 +1,22 @@
 r"""The loss of the decoder, and the same for estimators that ask for its slopes.
 
 Those want $\partial f / \partial z$ at their samples, and those that learn differentiate that once
-more. ``torch.autograd`` would make the gradient of every weight along with each slope, go through
-the network again for the weights, and nothing of it could be compiled. For layers with a piecewise
-linear activation all of it is short: with $\delta$ the gradient at what a layer puts out before its
-activation, a slope is $W_1^\top \delta_1$, the gradient of a weight is $\delta h^\top$, and the
-only curvature is that of the last sigmoid.
+more. ``torch.autograd`` would make the gradient of every weight along with each slope, and go
+through the network again for the weights. For layers with a piecewise linear activation all of it
+is short: with $\delta$ the gradient at what a layer puts out before its activation, a slope is
+$W_1^\top \delta_1$, the gradient of a weight is $\delta h^\top$, and the only curvature is that of
+the last sigmoid.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
-from ...stack.compilation import compiled
 from ...stack.layers import Linear
 
 
@@ -37,30 +36,10 @@ def reconstruction(decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
     return costs.movedim(1, 0)
 
 
-class Passes(NamedTuple):
-    """The passes through the decoder, compiled or not."""
-
-    forward: Callable[..., tuple[Tensor, list[Tensor]]]
-    backward: Callable[..., list[Tensor]]
-    slopes: Callable[..., Tensor]
-    curvature: Callable[..., Tensor]
-    weights: Callable[..., list[Tensor]]
-
-
-def make_passes(fuse: bool) -> Passes:
-    """All of them."""
-    functions = (forward, backward, slopes, curvature, weight_gradients)
-    passes: list[Callable[..., Any]] = [compiled(x) if fuse else x for x in functions]
-    return Passes(*passes)
-
-
-def sloped_reconstruction(
-    passes: Passes, slope: float, decoder: nn.Module, z: Tensor, x: Tensor
-) -> Tensor:
+def sloped_reconstruction(slope: float, decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
     """``reconstruction``, which can be differentiated by z twice, by weights once.
 
     Args:
-        passes: How to compute it.
         slope: That of the activations where they are negative.
         decoder: Of all members.
         z: (samples, members, batch, latents).
@@ -69,7 +48,7 @@ def sloped_reconstruction(
     layers = [layer for layer in decoder.children() if isinstance(layer, Linear)]
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     with torch.no_grad():
-        point = _Point(passes, slope, z.detach(), x, [p.detach() for p in parameters])
+        point = _Point(slope, z.detach(), x, [p.detach() for p in parameters])
     # two nodes of the graph, so that a gradient of one asks nothing of the other
     return _Costs.apply(z, point) + _Weights.apply(point, *parameters)
 
@@ -77,25 +56,23 @@ def sloped_reconstruction(
 class _Point:
     """Samples with what has been computed there so far."""
 
-    def __init__(
-        self, passes: Passes, slope: float, z: Tensor, x: Tensor, parameters: Sequence[Tensor]
-    ) -> None:
-        self.passes, self.slope, self.x, self.parameters = passes, slope, x, parameters
-        self.costs, self.outputs = passes.forward(z, x, parameters, slope)
+    def __init__(self, slope: float, z: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> None:
+        self.slope, self.x, self.parameters = slope, x, parameters
+        self.costs, self.outputs = forward(z, x, parameters, slope)
 
     @cached_property
     def deltas(self) -> list[Tensor]:
-        return self.passes.backward(self.outputs, self.x, self.parameters, self.slope)
+        return backward(self.outputs, self.x, self.parameters, self.slope)
 
     @cached_property
     def slopes(self) -> Tensor:
-        return self.passes.slopes(self.deltas[0], self.parameters[0], self.costs.shape)
+        return slopes(self.deltas[0], self.parameters[0], self.costs.shape)
 
     def curvature(self, g: Tensor, v: Tensor) -> Tensor:
-        return self.passes.curvature(g.detach(), v, self.outputs, self.parameters, self.slope)
+        return curvature(g.detach(), v, self.outputs, self.parameters, self.slope)
 
     def weight_gradients(self, g: Tensor) -> list[Tensor]:
-        return self.passes.weights(g, self.outputs, self.deltas)
+        return weight_gradients(g, self.outputs, self.deltas)
 
 
 class _Costs(torch.autograd.Function):

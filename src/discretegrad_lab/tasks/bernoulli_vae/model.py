@@ -24,14 +24,14 @@ from discretegrad import ESTIMATORS
 from discretegrad._types import Backend
 
 from ...stack.bits import Bits, Numbers, draw_bits
-from ...stack.compilation import compiled, worth_compiling
+from ...stack.compilation import compiled, compiled_with_gradients, worth_compiling
 from ...stack.layers import generators, mlp, of_member, start_as_glorot
 from ...stack.learned import RATE, STEIN_HIDDEN, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
-from .decoder import make_passes, reconstruction, sloped_reconstruction
+from .decoder import reconstruction, sloped_reconstruction
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients
 from .images import Split, load_split
 
@@ -122,26 +122,25 @@ class BernoulliVaeModel(Model):
             self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
 
     def _choose_what_to_compile(self) -> None:
-        """On a GPU, of large stacks, where a step is all memory traffic, and of all long runs.
-
-        A compiled function can be differentiated once, and the library lets nothing learn within
-        one: then parts of it are compiled.
-        """
+        """On a GPU, of large stacks, where a step is all memory traffic, and of all long runs."""
         run, row = self._run, ESTIMATORS[self._run.line.row]
         elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
         fuse = worth_compiling(self._device, elements, steps)
-        once = row.kind == "sampler" or not row.needs_grad_f
         # what makes noise from seeds is a kernel of its own
-        whole = fuse and once and not run.line.takes("seed")
+        apart = fuse and run.line.takes("seed")
         self._batch = compiled(batch_of) if fuse else batch_of
-        self._costs = compiled(costs) if whole else costs
-        self._encode = compiled(encode) if fuse and not whole else encode
+        self._encode = compiled(encode) if apart else encode
         self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
-        if once:
-            self._reconstruct = compiled(reconstruction) if fuse and not whole else reconstruction
+        if row.kind == "score" and row.needs_grad_f:
+            self._reconstruct = partial(sloped_reconstruction, run.slope)
         else:
-            self._reconstruct = partial(sloped_reconstruction, make_passes(fuse), run.slope)
-        backend: Backend = "torch" if whole else "auto"
+            self._reconstruct = compiled(reconstruction) if apart else reconstruction
+        self._whole = None
+        if fuse and not apart:
+            leaves = [x for group in self.groups.values() for x in group.parameters.values()]
+            self._whole = compiled_with_gradients(self.costs, leaves)
+        self._gradients: list[Tensor] | None = None
+        backend: Backend = "auto" if self._whole is None else "torch"
         self._bits = Bits(self._runs, self._noise, run.evaluations, self._learned, backend)
 
     def _place_images(self, splits: Mapping[str, Split]) -> None:
@@ -211,11 +210,22 @@ class BernoulliVaeModel(Model):
         """The mean negative ELBO of the next batch, over the samples of each image."""
         x = self._next_batch()
         numbers = self._bits.numbers(self._run.batch, self._run.latents)
-        self._evaluations = 0
-        return {"train": self._costs(self, x, numbers)}
+        if self._whole is None:
+            return {"train": self.costs(x, numbers)}
+        losses, self._gradients = self._whole(x, numbers)
+        return {"train": losses}
+
+    def gradients(self, loss: Tensor, leaves: Sequence[Tensor], keep: bool) -> Sequence[Tensor]:
+        """Those that were computed along with the losses, or by autograd."""
+        if self._gradients is None:
+            return super().gradients(loss, leaves, keep)
+        # their memory is free once they are used
+        gradients, self._gradients = self._gradients, None
+        return gradients
 
     def costs(self, x: Tensor, numbers: Numbers) -> Tensor:
-        """The same for a batch and random numbers, (members,)."""
+        """The losses of a batch with random numbers, (members,)."""
+        self._evaluations = 0
         logits = self._encode(self._encoder, x, self._run.two_logits)
         if self._learned is not None:
             self._learned.see(x)
@@ -389,11 +399,6 @@ def batch_of(
     index = order.index_select(1, step)
     x = take(images, index.flatten()).view(len(order), -1, images.shape[1])
     return (x if uniform is None else uniform < x).to(dtype)
-
-
-def costs(model: BernoulliVaeModel, x: Tensor, numbers: Numbers) -> Tensor:
-    """``BernoulliVaeModel.costs`` as a function, which can be compiled."""
-    return model.costs(x, numbers)
 
 
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor, two_logits: bool) -> Tensor:
