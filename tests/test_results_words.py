@@ -6,12 +6,8 @@ from statistics import fmean, median
 import pytest
 from scipy.stats import fisher_exact
 
-from benchmark_cases import collapses, files, lines_of, reproduction, stored
+from benchmark_cases import collapses, files, lines_of, on_the_paper, pages, sizes, stored
 from discretegrad_lab.tasks.statistics import compare, summarise
-
-
-def the_page():
-    return " ".join(reproduction.PAGE.path.read_text(encoding="utf-8").split())
 
 
 def trained(rows):
@@ -23,7 +19,7 @@ def said(comparison, sign=1):
 
 
 def test_words_on_the_temperatures_are_true():
-    page = the_page()
+    page = on_the_paper()["temperature"]
     best = {"reinmax": [], "st": []}
     for key, ends in best.items():
         for size in ("4x24", "8x16", "16x12", "64x8"):
@@ -55,7 +51,7 @@ def test_words_on_a_temperature_of_one_are_true():
     assert len(costs) == 6
     rule = f"at 1 the six VAEs ended {least:.0f} to {most:.0f} nats worse"
     assert rule in " ".join((files.ROOT / "README.md").read_text().split())
-    page = " ".join((reproduction.DOCS / "choosing-an-estimator.md").read_text().split())
+    page = " ".join((pages.DOCS / "choosing-an-estimator.md").read_text().split())
     assert f"cost {least:.1f} to {next_to_most:.1f} nats" in page
     assert f"in the smallest of them {most:.0f}." in page
 
@@ -76,7 +72,7 @@ def test_words_on_a_hundred_seeds_are_true():
 
 
 def test_words_on_what_decides_a_collapse_are_true():
-    page, results = the_page(), stored.read(stored.WEIGHTS)
+    page, results = on_the_paper()["collapse"], stored.read(stored.WEIGHTS)
     fallen = collapses.collapses(results, results.rows)
     by_weights = Counter(row.config["weights_seed"] for row, _ in fallen)
     (first, all_of_it), (second, many), (third, some), *_ = by_weights.most_common()
@@ -92,7 +88,7 @@ def test_words_on_what_decides_a_collapse_are_true():
 
 
 def test_words_on_the_temperature_of_a_collapse_are_true():
-    page, results = the_page(), stored.read(stored.FIRST_TEMPERATURES)
+    page, results = on_the_paper()["collapse"], stored.read(stored.FIRST_TEMPERATURES)
 
     def counts(estimator, *taus):
         rows = [row for tau in taus for row in results.where(estimator=estimator, tau=tau)]
@@ -116,7 +112,7 @@ def test_words_on_the_temperature_of_a_collapse_are_true():
 
 def test_words_on_tf32_are_true():
     assert {row.config["seed"] for row in stored.read(stored.PRECISION).rows} == set(range(10, 30))
-    cells = lines_of(reproduction.precision_table())
+    cells = lines_of(sizes.precision_table())
     for line in ("ST, train", "ST, test", "ReinMax, train", "ReinMax, test"):
         changed, *above = ([float(x) for x in cell.split(" ± ")] for cell in cells[line][2:])
         assert abs(changed[0]) < changed[1]
@@ -127,7 +123,7 @@ def test_words_on_tf32_are_true():
 
 
 def test_words_on_samples_in_the_small_model_are_true():
-    page, results = the_page(), stored.read(stored.SMALL_SAMPLES)
+    page, results = on_the_paper()["temperature-of-1"], stored.read(stored.SMALL_SAMPLES)
 
     def rows(estimator, **fields):
         return [
@@ -170,7 +166,7 @@ def test_words_on_samples_in_the_small_model_are_true():
 
 
 def test_words_on_the_accuracy_at_each_temperature_are_true():
-    page, results = the_page(), stored.read(stored.BY_TEMPERATURE)
+    page, results = on_the_paper()["temperature-of-1"], stored.read(stored.BY_TEMPERATURE)
 
     def curve(along, tau, metric):
         part = results.where(along=along, tau=tau)
@@ -209,5 +205,7 @@ def test_words_on_the_search_at_8x4_are_true():
     assert {name for name, (_, rate, _) in chosen.items() if rate == 0.0003} == {
         *("reinmax", "gr-mck")
     }
+    page = on_the_paper()["search"]
+    assert "temperatures are within the paper's grid, and two of the five estimators" in page
     published = results.where(estimator="stgs", optimiser="adam", learning_rate=0.0003, tau=0.5)
     assert {(row.state, row.epoch) for row in published} == {("dropped", 40)}
