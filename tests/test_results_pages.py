@@ -122,6 +122,52 @@ def test_the_pictures_show_the_stored_curves_and_are_shown(demo, tmp_path, monke
     assert not pages.shows(old, figures)
 
 
+def test_every_page_on_the_paper_shows_its_parts_and_no_others():
+    """The table of parts says which page has which; the overview and the site list the pages."""
+    assert set(pages.ON_THE_PAPER.glob("*")) == set(on_paths())
+    names = [name for parts in reproduction.PARTS.values() for name in parts]
+    assert len(set(names)) == len(names)
+    titles = {}
+    for page, parts in zip(reproduction.PAGES, reproduction.PARTS.values(), strict=True):
+        text = page.path.read_text(encoding="utf-8")
+        assert re.findall(r"begin generated: ([\w ]+) -->", text) == list(parts), page.path.name
+        titles[page.path.name] = re.search(r"^# (.+)$", text, re.MULTILINE)[1]
+        # words that say what came out, before anything else
+        assert re.search(r"^# .+\n\n[A-Z*`\[]", text, re.MULTILINE), page.path.name
+    overview_page = (pages.ON_THE_PAPER / "index.md").read_text(encoding="utf-8")
+    guide = re.findall(r"^\| \[(.+)\]\((.+\.md)\) \|", overview_page, re.MULTILINE)
+    assert [(name, title) for title, name in guide] == list(titles.items())[1:]
+    site = (files.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- (?:(.+): )?reproduction/(.+\.md)$", site, re.MULTILINE)
+    assert listed == [("", "index.md"), *guide]
+
+
+def test_headings_of_the_pages_on_the_paper_are_unique():
+    """A link from the overview goes by the heading."""
+    headings = [
+        heading
+        for path in on_paths()
+        for heading in re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        # lines of commands are none
+        if not heading.startswith("discretegrad ")
+    ]
+    assert len({x.lower() for x in headings}) == len(headings)
+    for heading in stored.HEADINGS:
+        assert pages.link(heading, pages.ON_THE_PAPER).startswith(f"[{heading}](")
+    with pytest.raises(ValueError, match="expected one page in docs/reproduction"):
+        pages.link("Nowhere", pages.ON_THE_PAPER)
+
+
+def test_what_is_trained_has_a_page_of_its_own():
+    """The overview holds the place of an experiment only while there are no numbers."""
+    own = {"in short", "runs", "rule"}
+    for name in reproduction.PARTS["index"].keys() - own:
+        assert part(name).startswith("Not trained here yet"), (
+            f"move the part {name!r} to a page of its own: a file in docs/reproduction, its row in "
+            "PARTS of benchmarks/reproduction.py, in mkdocs.yml and in the table of the overview"
+        )
+
+
 def test_stored_results_are_those_of_their_recipes():
     for name in stored.ALWAYS:
         runs = {run.identity for run in recipe(name).runs()}
