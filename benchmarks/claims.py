@@ -1,9 +1,10 @@
 """The claims of the paper, sorted by what stored runs say of them."""
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from pages import ON_THE_PAPER, link
 
 from discretegrad_lab.report.document import Verdict
 
@@ -16,7 +17,7 @@ class Claim(NamedTuple):
     text: str
     place: str
     part: str
-    """The heading under which a page has the numbers."""
+    """The heading under which one of the pages has the numbers."""
     words: Mapping[str, str]
     """The outcome in each recipe."""
 
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def collect(verdicts: Mapping[str, Mapping[str, Sequence[Verdict]]]) -> list[Claim]:
-    """The claims of all parts of a page, from the verdicts of the recipes of each part."""
+    """The claims of all parts of the pages, from the verdicts of the recipes of each part."""
     claims = []
     for part, recipes in verdicts.items():
         words: dict[tuple[str, str], dict[str, str]] = {}
@@ -61,22 +62,19 @@ def counts(claims: Sequence[Claim]) -> str:
 
 
 def lists(claims: Sequence[Claim]) -> str:
-    """A list for each outcome, with a line for each part of the page."""
+    """A list for each outcome, with a line for each part of the pages."""
     blocks = []
     for word in WORDS:
         quotations: dict[str, list[str]] = {}
         for claim in claims:
             if claim.word == word:
                 quotations.setdefault(claim.part, []).append(claim.quotation)
-        lines = [f"- {_link(part)}: {'; '.join(said)}" for part, said in quotations.items()]
+        lines = [
+            f"- {link(part, ON_THE_PAPER)}: {'; '.join(said)}" for part, said in quotations.items()
+        ]
         if lines:
             blocks += [f"**{word.capitalize()}:**", "\n".join(map(_wrapped, lines))]
     return "\n\n".join(blocks)
-
-
-def _link(heading: str) -> str:
-    anchor = re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
-    return f"[{heading}](#{anchor})"
 
 
 def _wrapped(line: str) -> str:

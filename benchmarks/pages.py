@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "assets"
+ON_THE_PAPER = DOCS / "reproduction"
 NOT_MEASURED = "Not measured yet."
 _LABELS = {
     "torch gumbel_softmax(hard=True)": "`F.gumbel_softmax`",
@@ -125,6 +126,16 @@ def filled(text: str, blocks: Mapping[str, str], name: str) -> str:
         parts += [rest[: marker.end()], blocks[marker[2]], end]
         rest = rest[rest.index(end) + len(end) :]
     return "".join([*parts, rest])
+
+
+def link(heading: str, folder: Path) -> str:
+    """To the only page of a folder that has this heading, from its other pages."""
+    line = re.compile(rf"^#+ {re.escape(heading)}$", re.MULTILINE)
+    pages = [path for path in folder.glob("*.md") if line.search(path.read_text(encoding="utf-8"))]
+    if len(pages) != 1:
+        raise ValueError(f"expected one page in {relative(folder)} with the heading {heading!r}")
+    anchor = re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+    return f"[{heading}]({pages[0].name}#{anchor})"
 
 
 def relative(path: Path) -> Path:

@@ -158,7 +158,7 @@ def _caption(results: Results) -> str:
         f"These {len(results.rows)} runs trained at once in {seconds} on one {about.device} "
         f"(commit {about.commit}, TF32). {' '.join(doubts)}\n\n"
         f"{finished():,} finished runs are stored. {claims.counts(all_claims())} in them: "
-        "[the paper, trained again](docs/reproduction.md)."
+        "[the paper, trained again](docs/reproduction/index.md)."
     )
 
 

@@ -1,9 +1,9 @@
-"""What the reports on stored runs say, as parts of a page."""
+"""What the reports on stored runs say, as parts of the pages on the paper."""
 
 from collections.abc import Mapping, Sequence
 
 import stored
-from pages import markdown, wrapped
+from pages import PICTURES, markdown, wrapped
 from stored import is_drawn, section
 
 from discretegrad_lab.report.document import Verdict
@@ -31,8 +31,27 @@ def if_stored(recipe: str, picture: str = "") -> str:
     """What the report says, with a picture if it has words; or that there is nothing to report."""
     if not stored.read(recipe).rows:
         return f"Not trained here yet; it takes `discretegrad run {recipe}`."
-    shown = [f"![{picture}](assets/{recipe}.png)"] if picture and is_drawn(recipe) else []
+    shown = [shown_picture(picture, f"{recipe}.png")] if picture and is_drawn(recipe) else []
     return "\n\n".join([*shown, tables_and_claims(recipe, folded=True)])
+
+
+def shown_picture(words: str, file: str) -> str:
+    """A picture, as seen from the folder of these pages."""
+    return f"![{words}](../assets/{file})"
+
+
+def model_pictures(kind: str, what: str, names: Sequence[str] = stored.COLUMNS[::-1]) -> str:
+    """The pictures of one kind that were drawn."""
+    files = {name: f"{name}-{kind}.png" for name in names}
+    drawn = [
+        shown_picture(f"Digits that each estimator's model {what}, {name[4:]}", file)
+        for name, file in files.items()
+        if (PICTURES / file).exists()
+    ]
+    command = f"discretegrad plot {names[0]}"
+    return (
+        "\n\n".join(drawn) or f"Not drawn here yet; it takes `{command}` where its runs are stored."
+    )
 
 
 def parts_if_stored(titles: Mapping[str, str], picture: str = "", about: str = "") -> str:

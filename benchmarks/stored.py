@@ -1,4 +1,4 @@
-"""The recipes that the page on the paper has numbers of, and what is stored of their runs."""
+"""The recipes that the pages on the paper have numbers of, and what is stored of their runs."""
 
 from functools import cache
 
@@ -45,21 +45,21 @@ IF_TRAINED = (
     *(*SEARCHES, *CHOSEN["train"], *CHOSEN["test"], PARSING, SEARCHED, *BITS, *BIT_GRADIENTS),
     *(PRECISION, BY_TEMPERATURE),
 )
-# the recipes of the page; those in IF_TRAINED are left out until they have been trained
+# the recipes of the pages; those in IF_TRAINED are left out until they have been trained
 ALL = (*OTHER_SIZES, COLLAPSE, *ALWAYS, *IF_TRAINED)
-# headings of the page, and whose runs speak there for the claims of the paper
-PARTS = {
+# headings of the pages, and whose runs speak there for the claims of the paper
+HEADINGS = {
     "A categorical VAE on MNIST": COLUMNS,
     "The large VAE": LARGE,
     "Gradients along training": (GRADIENTS,),
     "The choice of the baseline": (BASELINES,),
-    "The temperature": (TEMPERATURES,),
-    "Polynomial programming": (SEARCH,),
-    "Training curves": (CURVES,),
-    "Settings A and B": (SETTINGS,),
-    "ListOps": (PARSING,),
-    "Architecture search": (SEARCHED,),
-    "The Bernoulli VAE": BITS,
+    "The temperature of each estimator": (TEMPERATURES,),
+    "Temperatures in polynomial programming": (SEARCH,),
+    "Training curves in polynomial programming": (CURVES,),
+    "Settings A and B in polynomial programming": (SETTINGS,),
+    "ListOps beside the paper": (PARSING,),
+    "Table 4: architecture search": (SEARCHED,),
+    "Table 6: the Bernoulli VAE": BITS,
 }
 
 
@@ -80,7 +80,7 @@ def section(results: Results) -> Section:
 
 
 def shown() -> list[str]:
-    """The recipes that the page has numbers of."""
+    """The recipes that the pages have numbers of."""
     return [name for name in ALL if name not in IF_TRAINED or read(name).rows]
 
 
@@ -90,7 +90,7 @@ def is_drawn(recipe: str) -> bool:
 
 
 def finished() -> int:
-    """How many different runs of the page are finished."""
+    """How many different runs of the pages are finished."""
     rows = (row for name in shown() for row in read(name).rows)
     return len({row.identity for row in rows if row.state == "finished"})
 
@@ -100,7 +100,7 @@ def all_claims() -> list[claims.Claim]:
     return claims.collect(
         {
             part: {name: section(read(name)).verdicts for name in names if read(name).rows}
-            for part, names in PARTS.items()
+            for part, names in HEADINGS.items()
         }
     )
 

@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts, figures = benchmark_pages(options.preview)
     maps: dict[Path, list[Figure]] = {}
     if not options.preview:
-        page = reproduction.PAGE
-        texts |= {page.path: page.text(page.read()), readme.README: readme.text()}
+        texts |= {page.path: page.text(page.read()) for page in reproduction.PAGES}
+        texts |= {readme.README: readme.text()}
         texts |= pictures.drawings()
         maps = pictures.maps()
         figures |= pictures.of_curves() | maps

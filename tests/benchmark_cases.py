@@ -15,9 +15,9 @@ sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other by plain na
 
 SCRIPTS = (
     "against claims collapses contest efficiency files kernels listops lookups machine "
-    "measure memory pages pictures plain plain_tree pooled profiles readme reports "
-    "reproduction run samplers script search several stacks steps stored subsets table "
-    "timing whole_runs"
+    "measure memory overview pages pictures plain plain_tree polynomial pooled profiles readme "
+    "reports reproduction run samplers script search several sizes stacks steps stored subsets "
+    "table timing whole_runs"
 )
 (
     against,
@@ -32,10 +32,12 @@ SCRIPTS = (
     machine,
     measure,
     memory,
+    overview,
     pages,
     pictures,
     plain,
     plain_tree,
+    polynomial,
     pooled,
     profiles,
     readme,
@@ -46,6 +48,7 @@ SCRIPTS = (
     script,
     search,
     several,
+    sizes,
     stacks,
     steps,
     stored,
@@ -61,6 +64,18 @@ def lines_of(text: str) -> dict[str, list[str]]:
     """The cells of the lines of a table by the first one."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     return {name: cells for name, *cells in lines}
+
+
+def on_the_paper() -> dict[str, str]:
+    """The words of each page on the paper, in one line."""
+    texts = {x.path.stem: x.path.read_text(encoding="utf-8") for x in reproduction.PAGES}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def part(name: str) -> str:
+    """What is written for a generated part of the pages on the paper, whichever of them has it."""
+    (write,) = (parts[name] for parts in reproduction.PARTS.values() if name in parts)
+    return write()
 
 
 def seeded_on_one_thread() -> Iterator[None]:

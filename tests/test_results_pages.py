@@ -1,4 +1,4 @@
-"""What the README and the page of the reproduction say of stored runs follows from those runs."""
+"""What the README and the pages on the paper say of stored runs follows from those runs."""
 
 import re
 import shutil
@@ -16,13 +16,18 @@ from benchmark_cases import (
     files,
     kernels,
     lines_of,
+    on_the_paper,
+    overview,
     pages,
+    part,
     pictures,
+    polynomial,
     pooled,
     readme,
     reports,
     reproduction,
     several,
+    sizes,
     stored,
     table,
 )
@@ -88,15 +93,18 @@ def test_the_demo_caption_follows_from_the_runs(demo):
         assert words in caption
 
 
-def pictures_on(page):
-    path = files.ROOT / page
+def on_paths():
+    return [page.path for page in reproduction.PAGES]
+
+
+def pictures_on(path):
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
     return [(path.parent / name).resolve() for name in shown]
 
 
 def test_the_pictures_show_the_stored_curves_and_are_shown(demo, tmp_path, monkeypatch, capsys):
     drawn = pictures.of_curves()
-    shown = [x for name in ("README.md", "docs/reproduction.md") for x in pictures_on(name)]
+    shown = [x for path in (readme.README, *on_paths()) for x in pictures_on(path)]
     assert set(drawn) < set(shown)
     assert all(path.exists() for path in shown)
     assert all(pages.shows(path, figures) for path, figures in drawn.items())
@@ -112,6 +120,52 @@ def test_the_pictures_show_the_stored_curves_and_are_shown(demo, tmp_path, monke
     pages.draw(copy, figures)
     assert pages.shows(copy, figures)
     assert not pages.shows(old, figures)
+
+
+def test_every_page_on_the_paper_shows_its_parts_and_no_others():
+    """The table of parts says which page has which; the overview and the site list the pages."""
+    assert set(pages.ON_THE_PAPER.glob("*")) == set(on_paths())
+    names = [name for parts in reproduction.PARTS.values() for name in parts]
+    assert len(set(names)) == len(names)
+    titles = {}
+    for page, parts in zip(reproduction.PAGES, reproduction.PARTS.values(), strict=True):
+        text = page.path.read_text(encoding="utf-8")
+        assert re.findall(r"begin generated: ([\w ]+) -->", text) == list(parts), page.path.name
+        titles[page.path.name] = re.search(r"^# (.+)$", text, re.MULTILINE)[1]
+        # words that say what came out, before anything else
+        assert re.search(r"^# .+\n\n[A-Z*`\[]", text, re.MULTILINE), page.path.name
+    overview_page = (pages.ON_THE_PAPER / "index.md").read_text(encoding="utf-8")
+    guide = re.findall(r"^\| \[(.+)\]\((.+\.md)\) \|", overview_page, re.MULTILINE)
+    assert [(name, title) for title, name in guide] == list(titles.items())[1:]
+    site = (files.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- (?:(.+): )?reproduction/(.+\.md)$", site, re.MULTILINE)
+    assert listed == [("", "index.md"), *guide]
+
+
+def test_headings_of_the_pages_on_the_paper_are_unique():
+    """A link from the overview goes by the heading."""
+    headings = [
+        heading
+        for path in on_paths()
+        for heading in re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        # lines of commands are none
+        if not heading.startswith("discretegrad ")
+    ]
+    assert len({x.lower() for x in headings}) == len(headings)
+    for heading in stored.HEADINGS:
+        assert pages.link(heading, pages.ON_THE_PAPER).startswith(f"[{heading}](")
+    with pytest.raises(ValueError, match="expected one page in docs/reproduction"):
+        pages.link("Nowhere", pages.ON_THE_PAPER)
+
+
+def test_what_is_trained_has_a_page_of_its_own():
+    """The overview holds the place of an experiment only while there are no numbers."""
+    own = {"in short", "runs", "rule"}
+    for name in reproduction.PARTS["index"].keys() - own:
+        assert part(name).startswith("Not trained here yet"), (
+            f"move the part {name!r} to a page of its own: a file in docs/reproduction, its row in "
+            "PARTS of benchmarks/reproduction.py, in mkdocs.yml and in the table of the overview"
+        )
 
 
 def test_stored_results_are_those_of_their_recipes():
@@ -182,16 +236,16 @@ def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
     ]
     fewer = replace(column, rows=tuple(rows))
     put_in_place_of(monkeypatch, fewer)
-    assert "89 finished, 1 diverged" in reproduction.runs_table()
-    assert "9 of 10" in reproduction.blocks()["vae"]
+    assert "89 finished, 1 diverged" in overview.runs_table()
+    assert "9 of 10" in part("vae")
     assert "ours over 9 to 10" in readme.column_block()
 
 
 def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch):
     """One fails if it does in one recipe, and holds if it does in all; it says which differ."""
-    page = reproduction.PAGE.path.read_text(encoding="utf-8")
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in on_paths())
     words = {}
-    for cells in re.findall(r"^\| (.+) \| (.+) \| \*\*(.+)\*\* \| ", page, re.MULTILINE):
+    for cells in re.findall(r"^\| (.+) \| (.+) \| \*\*(.+)\*\* \| ", texts, re.MULTILINE):
         words.setdefault(cells[:2], []).append(cells[2])
     outcomes = {
         claim: found[0]
@@ -201,8 +255,8 @@ def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch
         else "undecided"
         for claim, found in words.items()
     }
-    summary = " ".join(reproduction.in_short().split())
-    assert summary in " ".join(page.split())
+    summary = " ".join(overview.in_short().split())
+    assert summary in on_the_paper()["index"]
     begins = [summary.index(f"**{word}:**") for word in ("Holds", "Does not hold", "Undecided")]
     for (text, place), word in outcomes.items():
         begin = summary.index(f"“{text}” ({place}")
@@ -220,9 +274,9 @@ def test_the_summary_has_every_claim_that_a_table_of_the_page_judges(monkeypatch
     assert "(Section 6.3, Table 2; holds in vae-8x16, vae-64x8)" in summary
     # what is stored of no run says nothing
     put_in_place_of(monkeypatch, Results(stored.PARSING))
-    fewer = " ".join(reproduction.in_short().split())
+    fewer = " ".join(overview.in_short().split())
     assert f"are judged in {len(outcomes) - 4} ways" in fewer
-    assert "#listops" not in fewer
+    assert "listops.md" not in fewer
 
 
 def test_the_summary_counts_runs_and_stacks_once():
@@ -236,7 +290,7 @@ def test_the_summary_counts_runs_and_stacks_once():
         else:
             stacks |= {(row.commit, row.seconds) for row in rows}
     hours += sum(seconds for _, seconds in stacks) / 3600
-    summary = " ".join(reproduction.in_short().split())
+    summary = " ".join(overview.in_short().split())
     assert summary.startswith(
         f"{len(runs):,} finished runs of {len(names)} recipes, {hours:.1f} hours "
     )
@@ -269,7 +323,7 @@ def test_shares_of_the_time_are_those_of_stacks(column):
     seconds = {row.seconds for row in settings.rows}
     assert len(seconds) == 9
     assert stored.training_seconds(settings) == pytest.approx(sum(seconds))
-    assert reproduction.runs_table().count(f"in {stored.SETTINGS}") == 2
+    assert overview.runs_table().count(f"in {stored.SETTINGS}") == 2
 
 
 def test_a_search_takes_as_long_as_its_longest_runs(tmp_path):
@@ -291,7 +345,7 @@ def test_runs_with_two_trainings_are_named(monkeypatch):
     results = stored.read("vae-8x4")
     names = ("vae-8x4", stored.EXACT)
     monkeypatch.setattr(stored, "shown", lambda: list(names))
-    assert reproduction.trained_twice() == ""
+    assert overview.trained_twice() == ""
     again = {
         row.identity: row.metrics["train"] + apart
         for row, apart in zip(results.rows, (3.0, -4.0), strict=False)
@@ -303,24 +357,22 @@ def test_runs_with_two_trainings_are_named(monkeypatch):
         for row in stored.read(stored.EXACT).rows
     ]
     put_in_place_of(monkeypatch, Results(stored.EXACT, tuple(rows)))
-    text = " ".join(reproduction.trained_twice().split())
+    text = " ".join(overview.trained_twice().split())
     assert text.startswith("2 runs of these recipes were trained more than once")
     assert "of its own: vae-8x4, vae-8x4-exact. " in text
     assert "half of them end at most 3.50 apart, and the farthest, of vae-8x4, 4.00." in text
 
 
 def test_pictures_of_models_are_shown_where_they_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduction, "PICTURES", tmp_path)
-    blocks = reproduction.blocks()
-    assert "it takes `discretegrad plot vae-10x30`" in blocks["prior samples"]
-    assert "it takes `discretegrad plot vae-8x4`" in blocks["other reconstructions"]
+    monkeypatch.setattr(reports, "PICTURES", tmp_path)
+    assert "it takes `discretegrad plot vae-10x30`" in part("prior samples")
+    assert "it takes `discretegrad plot vae-8x4`" in part("other reconstructions")
     for name in ("vae-64x8-prior-samples", "vae-64x8-reconstructions", "vae-10x30-reconstructions"):
         (tmp_path / f"{name}.png").touch()
-    blocks = reproduction.blocks()
-    assert re.findall(r"assets/[^)]+", blocks["prior samples"]) == [
+    assert re.findall(r"assets/[^)]+", part("prior samples")) == [
         "assets/vae-64x8-prior-samples.png"
     ]
-    assert re.findall(r"assets/[^)]+", blocks["other reconstructions"]) == [
+    assert re.findall(r"assets/[^)]+", part("other reconstructions")) == [
         "assets/vae-64x8-reconstructions.png"
     ]
 
@@ -383,13 +435,13 @@ def test_collapses_at_each_temperature(monkeypatch):
 
 def test_what_tf32_changes(monkeypatch):
     put_in_place_of(monkeypatch, Results(stored.PRECISION))
-    assert "it takes `discretegrad run" in reproduction.precision_table()
+    assert "it takes `discretegrad run" in sizes.precision_table()
     rows = [
         row_of(run, train=113.0 + 0.4 * run.tf32 + 0.1 * (run.seed % 2), test=114.0)
         for run in recipe(stored.PRECISION).runs(estimators=("st",))
     ]
     put_in_place_of(monkeypatch, Results(stored.PRECISION, tuple(rows)))
-    tf32, float32, apart, ours, theirs = lines_of(reproduction.precision_table())["ST, train"]
+    tf32, float32, apart, ours, theirs = lines_of(sizes.precision_table())["ST, train"]
     assert (tf32, float32) == ("113.45 ± 0.02 (20 runs)", "113.05 ± 0.02 (20 runs)")
     assert apart == "+0.40 ± 0.03"
     # the paper has 112.94 there
@@ -400,7 +452,7 @@ def test_reinmax_at_one_is_that_of_the_search():
     search = stored.read(stored.SEARCH)
     rows = search.where(estimator="reinmax", power=2.0, target="constant", tau=1.0)
     losses = [row.metrics["expected_loss"] for row in rows]
-    searched, tuned, rodeo = lines_of(reproduction.at_one_table())["p = 2"]
+    searched, tuned, rodeo = lines_of(polynomial.at_one_table())["p = 2"]
     # the optimum is the mean of 0.45 squared
     assert searched.startswith(f"{100 * (fmean(losses) / 0.45**2 - 1):.2f} ± ")
     assert [x.partition(" (")[2] for x in (searched, tuned, rodeo)] == [
@@ -452,7 +504,7 @@ def test_equal_steps_and_equal_time(monkeypatch):
             curves[run.identity, "test"] = {20: 140.0, 80: 112.0, 160: 110.0}
     results = Results(stored.SAMPLES, tuple(rows), curves)
     put_in_place_of(monkeypatch, results)
-    block = reproduction.samples_block()
+    block = part("samples")
     cells = lines_of(block)
     assert cells["ReinMax, τ = 1.1"][2:4] == ["2.0 s", "160 of 160"]
     assert cells["ReinMax, 4 samples, τ = 1"] == [
@@ -518,7 +570,7 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tm
             seconds = [(5 + number) * epoch / 1000 + 0.02 for epoch in (100, 500, 1000)]
             steps = [100_000, 500_000, 1_000_000]
             assert curve.x == pytest.approx(steps if figure.x_label == "step" else seconds)
-    block = reproduction.blocks()["bits"]
+    block = part("bits")
     assert re.findall(r"assets/[^)]+", block) == [f"assets/{name}.png"]
     about, *_ = block.split("\n\n")
     assert " ".join(about.split()) == f"{reproduction.BANDS} {reproduction.WITHOUT_TENTH}"
@@ -531,7 +583,7 @@ def test_curves_of_the_bernoulli_vae_over_steps_and_over_seconds(monkeypatch, tm
 def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
     use_temperatures(monkeypatch, tmp_path / "temperatures.csv")
     put_in_place_of(monkeypatch, *map(Results, stored.BIT_GRADIENTS))
-    none = reproduction.blocks()["bit gradients"]
+    none = part("bit gradients")
     assert "".join(none.split()) == (
         "Nottrainedhereyet;ittakes`discretegradrun`of`bernoulli-vae-gradients-k2`,"
         "`bernoulli-vae-gradients-k3`."
@@ -555,23 +607,20 @@ def test_gradients_of_the_bernoulli_vae_have_a_place(monkeypatch, tmp_path):
         # the mean of the seeds 0 to 2
         found = [curve.y[-1] for curve in figure.curves]
         assert found == pytest.approx([start + number + 0.01 for number in range(11)])
-    block = reproduction.blocks()["bit gradients"]
+    block = part("bit gradients")
     assert re.findall(r"assets/[^)]+", block) == [f"assets/{name}.png"]
     assert (
         "not trained here yet; it takes `discretegrad run` of `bernoulli-vae-gradients-k2`" in block
     )
-    assert name in reproduction.runs_table()
-    assert "begin generated: bit gradients" in reproduction.PAGE.path.read_text(encoding="utf-8")
+    assert name in overview.runs_table()
+    assert any("begin generated: bit gradients" in text for text in on_the_paper().values())
 
 
 def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
     put_in_place_of(monkeypatch, Results(stored.SEARCHED))
     before = set(pictures.drawings())
-    assert before <= set(pictures_on("docs/listops.md"))
-    assert (
-        reproduction.architectures_block()
-        == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
-    )
+    assert before <= set(pictures_on(pages.DOCS / "listops.md"))
+    assert part("architectures") == "Not trained here yet; it takes `discretegrad run nas-cifar10`."
     rows, curves = [], {}
     for run in recipe(stored.SEARCHED).runs():
         metrics = {
@@ -589,14 +638,15 @@ def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
     # of 20 searches
     assert drawn["nas-cifar10-cells.svg"].count("<circle") == 4 * 20
     assert all("background:var(--page,#fff)" in svg for svg in drawn.values())
-    block = " ".join(reproduction.architectures_block().split())
+    block = " ".join(part("architectures").split())
     assert reproduction.WITHOUT_TENTH in block
     assert re.findall(r"assets/[^)]+", block) == [
         *(f"assets/{name}" for name in drawn),
         "assets/nas-cifar10.png",
     ]
     for drawing in stored.section(results).drawings:
-        assert f"![{drawing.title}](assets/nas-cifar10-{drawing.file}) {drawing.caption}" in block
+        shown = f"![{drawing.title}](../assets/nas-cifar10-{drawing.file})"
+        assert f"{shown} {drawing.caption}" in block
     (figures,) = (x for path, x in pictures.of_curves().items() if path.stem == "nas-cifar10")
     (figure,) = (x for x in figures if x.y_label.startswith("validation"))
     *arms, _, _, _ = figure.curves
@@ -609,7 +659,7 @@ def test_searches_show_their_cells_probabilities_and_curves(monkeypatch):
 
 
 def test_measures_of_the_main_table(column, monkeypatch):
-    assert "it takes `discretegrad measure vae-10x30`" in reproduction.measures_tables()
+    assert "it takes `discretegrad measure vae-10x30`" in sizes.measures_tables()
     rows = [
         replace(row, measured=Measured({"test_bound": 90.0 + row.config["seed"]}))
         if row.config["estimator"] == "st"
@@ -617,8 +667,8 @@ def test_measures_of_the_main_table(column, monkeypatch):
         for row in column.rows
     ]
     put_in_place_of(monkeypatch, replace(column, rows=tuple(rows)))
-    cells = lines_of(reproduction.measures_tables())
-    assert cells["ST"] == [reproduction.DASH] * 5 + ["94.50 ± 2.17"]
+    cells = lines_of(sizes.measures_tables())
+    assert cells["ST"] == [sizes.DASH] * 5 + ["94.50 ± 2.17"]
     assert cells.keys() == {"test bound, 1,000 samples", "---", "ST"}
     assert "**Finished models**" in reports.tables_and_claims(stored.VAE)
 
@@ -627,7 +677,7 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
     """Ten seeds of the settings that the search found best, beside the paper's tables."""
     names = [name for columns in stored.CHOSEN.values() for name in columns]
     put_in_place_of(monkeypatch, *map(Results, names))
-    assert reproduction.chosen_tables().startswith("Not trained here yet")
+    assert sizes.chosen_tables().startswith("Not trained here yet")
     search = recipe("vae-search-8x4")
     use_table(monkeypatch, search.choice, tmp_path / "chosen.csv")
     results = searched(search, lambda run: {"train": 130 - run.tau, "test": 131 + run.tau})
@@ -640,7 +690,7 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
             for run in recipe(name).runs()
         ]
         put_in_place_of(monkeypatch, Results(name, tuple(rows)))
-    tables = reproduction.chosen_tables().split("\n\n")
+    tables = sizes.chosen_tables().split("\n\n")
     for text, by, mean in zip(tables[4:], ("train", "test"), (123, 125), strict=True):
         assert text.startswith(
             f"| {by} \N{MINUS SIGN}ELBO, chosen by {by}, less that of Table 8 | 8x4 |"
@@ -652,7 +702,7 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert float(found.rpartition(" ")[2]) == pytest.approx(
             2.26 * stdev(main) / 10**0.5, abs=0.02
         )
-        assert others == [reproduction.DASH] * 5
+        assert others == [sizes.DASH] * 5
     for text, (number, metric, by, mean) in zip(
         tables[:4],
         [
@@ -664,17 +714,17 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
         assert text.startswith(
             f"| Table {number}: {metric} \N{MINUS SIGN}ELBO, chosen by {by} | 8x4"
         )
-        published = reproduction.published_cells()[number, "reinmax", "8x4"].value
+        published = sizes.published_cells()[number, "reinmax", "8x4"].value
         cells = lines_of(text)["ReinMax"]
         # half an interval of ten numbers that are 0.02 apart
         assert cells[0] == f"{mean + 0.09:.2f} ± 0.04 ({published:.2f})"
-        assert cells[1:6] == [reproduction.DASH] * 5
-        assert "vae-chosen-by-test-8x4" in reproduction.runs_table()
+        assert cells[1:6] == [sizes.DASH] * 5
+        assert "vae-chosen-by-test-8x4" in overview.runs_table()
 
 
 def test_the_main_table_marks_published_numbers_in_doubt():
-    assert "?" not in reproduction.main_table("train", 2)
-    rows = lines_of(reproduction.main_table("test", 9))
+    assert "?" not in sizes.main_table("train", 2)
+    rows = lines_of(sizes.main_table("test", 9))
     marked = {name: [cell for cell in cells if "?" in cell] for name, cells in rows.items()}
     # the number itself, and the mean that contains it
     assert [cell.split("(")[1] for cell in marked.pop("STGS")] == ["99.32?)", "106.89?)"]
@@ -694,10 +744,10 @@ def test_sizes_together_leave_out_numbers_in_doubt(monkeypatch):
     read = [(stored.reading(x), x) for x in map(stored.read, stored.COLUMNS)]
     rows = lines_of(pooled.table(read, ("train", "test")))
     # ST has one at 10x30, STGS one at 8x16, both by test
-    sizes = {
+    counts = {
         name: (int(cells[0]), int(cells[3])) for name, cells in rows.items() if cells[0].isdigit()
     }
-    assert sizes == {
+    assert counts == {
         **dict.fromkeys(("GR-MCK", "GST-1.0", "ReinMax"), (6, 6)),
         **dict.fromkeys(("STGS", "ST"), (6, 5)),
         "all together": (30, 28),
@@ -722,15 +772,15 @@ def test_recipes_that_nobody_trained_take_one_sentence(monkeypatch):
 def test_a_setting_that_is_that_of_table_8_gains_nothing(monkeypatch):
     rows = stored.read("vae-8x4").where(estimator="stgs")
     put_in_place_of(monkeypatch, Results("vae-chosen-by-test-8x4", tuple(rows)))
-    cells = lines_of(reproduction.gained_table("test"))
-    assert cells["STGS"] == ["the same", *[reproduction.DASH] * 5]
-    assert cells["ST"] == [reproduction.DASH] * 6
+    cells = lines_of(sizes.gained_table("test"))
+    assert cells["STGS"] == ["the same", *[sizes.DASH] * 5]
+    assert cells["ST"] == [sizes.DASH] * 6
 
 
 def test_the_table_of_efficiency_is_that_of_the_benchmark():
     rows = kernels.PAGE.read().of(section="efficiency")
     cells = lines_of(efficiency.table_of_the_paper(rows))
-    assert "| QP, this library |" in reproduction.PAGE.path.read_text(encoding="utf-8")
+    assert "| QP, this library |" in on_the_paper()["vae"]
     assert cells["QP, published"] == [
         efficiency.epoch(row) for row in rows if (row["case"], row["mode"]) == ("QP", "published")
     ]
@@ -767,7 +817,7 @@ def test_the_heat_map_has_the_stored_runs():
 
 
 def test_failed_runs_stand_beside_means():
-    cells = lines_of(reproduction.main_table("train", 2))
+    cells = lines_of(sizes.main_table("train", 2))
     small = stored.read("vae-8x4")
     failed = small.failed(stored.reading(small).metrics[0])
     assert {row.config["estimator"] for row in failed} == {"mean-2"}
@@ -780,7 +830,7 @@ def test_failed_runs_stand_beside_means():
 def test_published_spreads_of_the_vae_are_standard_deviations():
     """Those of our ten seeds are as large; the page on the lab says how large."""
     shares = []
-    for (number, key, size), cell in reproduction.published_cells().items():
+    for (number, key, size), cell in sizes.published_cells().items():
         if number in (2, 9) and cell.spread is not None:
             rows = stored.read(f"vae-{size}").where(estimator=key)
             shares.append(stdev(row.metrics[cell.measure] for row in rows) / cell.deviation)

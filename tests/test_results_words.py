@@ -6,12 +6,10 @@ from statistics import fmean, median
 import pytest
 from scipy.stats import fisher_exact
 
-from benchmark_cases import collapses, files, lines_of, reproduction, stored
+from benchmark_cases import collapses, files, lines_of, on_the_paper, pages, sizes, stored
+from discretegrad_lab.report.entries import entries
+from discretegrad_lab.tasks.polynomial import temperature
 from discretegrad_lab.tasks.statistics import compare, summarise
-
-
-def the_page():
-    return " ".join(reproduction.PAGE.path.read_text(encoding="utf-8").split())
 
 
 def trained(rows):
@@ -22,8 +20,193 @@ def said(comparison, sign=1):
     return f"{sign * comparison.difference:.1f} ± {comparison.half:.1f}"
 
 
+def outcomes(*names):
+    """What became of each claim of the paper in some recipes, by where it stands."""
+    verdicts = [x for name in names for x in stored.section(stored.read(name)).verdicts]
+    return {
+        where: {x.word for x in verdicts if x.place == where}
+        for where in dict.fromkeys(x.place for x in verdicts)
+    }
+
+
+# the beginnings of pages, which say what came out
+
+
+def test_the_page_on_the_vae_begins_with_what_came_out():
+    page = on_the_paper()["vae"]
+    for metric in ("train", "test"):
+        best = {}
+        for name in stored.COLUMNS:
+            results = stored.read(name)
+            means = {
+                key: fmean(row.metrics[metric] for row in results.where(estimator=key))
+                for key in results.estimators()
+            }
+            best[name] = min(means, key=means.get)
+        assert best == {**dict.fromkeys(stored.OTHER_SIZES, "reinmax"), stored.VAE: "gst-1.0"}
+    assert "lowest mean loss in five of them and GST-1.0 in the sixth, 10x30." in page
+    judged = {}
+    for name in stored.COLUMNS:
+        how = stored.reading(stored.read(name))
+        for entry in entries(how, stored.read(name)):
+            doubts = how.published[entry.metric.name].doubts
+            if entry.cell and entry.estimator not in doubts:
+                judged[name, entry.estimator, entry.metric.name] = entry
+    apart = {key for key, entry in judged.items() if entry.verdict != "within"}
+    assert f"Of the {len(judged)} published numbers that can be compared, all but two" in page
+    assert apart == {("vae-8x16", "st", "train"), ("vae-8x16", "st", "test")}
+    st = [judged[name, "st", "train"].comparison.difference for name in stored.COLUMNS]
+    assert min(st) > 0
+    assert "on the training images ST ends above the paper in every size." in page
+
+
+def test_the_overview_begins_with_what_came_out():
+    """The pages on the VAE and on gradients have the numbers, and their own tests."""
+    page = on_the_paper()["index"]
+    assert "lowest mean loss in five of the [six VAEs](vae.md)" in page
+    words = {(claim.text, claim.place): claim for claim in stored.all_claims()}
+    lost = {claim.part for claim in words.values() if claim.word == "does not hold"}
+    assert lost
+    assert all(part.endswith("in polynomial programming") for part in lost)
+    undecided = [claim.text for claim in words.values() if claim.word == "undecided"]
+    for text in (
+        "ReinMax achieves the best performance on all configurations",
+        "our proposed method stands out and brings consistent improvements",
+    ):
+        assert text in undecided
+    assert "stands out on [ListOps](listops.md), is undecided." in page
+    judged = [
+        entry.verdict
+        for name in stored.shown()
+        for entry in entries(stored.reading(stored.read(name)), stored.read(name))
+        if entry.verdict in ("within", "above", "below")
+    ]
+    assert judged.count("within") >= 0.9 * len(judged)
+
+
+def test_pages_begin_with_what_became_of_the_claims():
+    where = outcomes(*stored.OTHER_SIZES)
+    for best in ("Section 6.3, Table 2", "Section F.5, Table 9"):
+        assert where[best] == {"holds", "undecided"}
+    assert "in the others it is undecided." in on_the_paper()["vae-sizes"]
+    assert outcomes(stored.GRADIENTS)["Section 6.3, Figure 4, at the same weights for all"] == {
+        "holds"
+    }
+    released, corrected = outcomes(stored.BASELINES).values()
+    assert released == corrected == {"holds"}
+    page, results = on_the_paper()["baseline"], stored.read(stored.BASELINES)
+    released = results.where(estimator="mean-2-released")
+    failed = results.failed(stored.reading(results).metrics[0])
+    assert {row.identity for row in released} <= {row.identity for row in failed}
+    assert f"in any of the {len(released)} runs" in page
+    assert "with the error nothing is learned at all" in page
+    smaller = 0
+    for size in results.settings(("categories", "latents")):
+        part = results.part(**size)
+        ours, corrected, lost = (
+            fmean(row.metrics["train"] for row in part.where(estimator=key))
+            for key in ("reinmax", "mean-2", "mean-2-released")
+        )
+        smaller += corrected - ours < (lost - ours) / 4
+    assert smaller == 5
+    assert "far smaller in five of the six sizes" in page
+    where = outcomes(stored.PARSING)
+    assert where["Section 6.2, Table 1"] == {"holds"}
+    assert where["Section 6.2, Table 1, test"] == {"undecided"}
+    assert where["Section 6.2, Table 1, validation"] == {"undecided"}
+    assert "can neither be seen nor ruled out" in on_the_paper()["listops"]
+
+
+def test_the_page_on_gradients_begins_with_what_came_out():
+    page, results = on_the_paper()["gradients"], stored.read(stored.EXACT)
+
+    def behind(key, metric):
+        ends = ([row.metrics[metric] for row in results.where(estimator=x)] for x in (key, "exact"))
+        return compare(*map(summarise, ends))
+
+    lines = [x for x in results.estimators() if not x.startswith("exact")]
+    far = {key: behind(key, "train") for key in lines}
+    assert min(far, key=lambda key: far[key].difference) == "reinmax"
+    assert all(x.difference > x.half for x in far.values())
+    assert {key for key in lines if behind(key, "test").difference <= 0} == {"reinmax", "gr-mck"}
+    assert [round(far[key].difference) for key in ("reinmax", "st")] == [5, 17]
+    assert "the best estimator, ReinMax, stays behind the exact gradient; on the" in page
+    assert "test images ReinMax and GR-MCK are as good." in page
+
+
+def test_the_page_on_collapses_begins_with_what_came_out():
+    results = stored.read(stored.COLLAPSE)
+    fallen = {
+        key: len(collapses.collapses(results, results.where(estimator=key)))
+        for key in results.estimators()
+    }
+    assert fallen == {"st": 10, "reinmax": 3, "gr-mck": 1, "stgs": 0, "gst-1.0": 0}
+    page = on_the_paper()["collapse"]
+    assert "most to ST, sometimes to ReinMax, and hardly ever to the others" in page
+    assert "ST collapses most (10 of 100 runs), then ReinMax (3) and GR-MCK (1)" in page
+
+
+def test_the_page_on_samples_begins_with_what_came_out():
+    page, results = on_the_paper()["samples"], stored.read(stored.SAMPLES)
+
+    def mean(estimator, samples, metric, tau):
+        rows = results.where(estimator=estimator, samples=samples)
+        own = [row for row in rows if tau is None or row.config["tau"] == tau]
+        return summarise([row.metrics[metric] for row in own])
+
+    for tau in (1.0, 1.1, 1.3):
+        one, four = (mean("reinmax", k, "train", tau) for k in (None, 4))
+        assert four.mean < one.mean
+        four, sixteen = (mean("reinmax", k, "test", tau) for k in (4, 16))
+        more = compare(sixteen, four)
+        assert more.difference > -more.half
+    four = mean("reinmax", 4, "train", 1.3).mean
+    ends = [mean("leave-one-out", k, "train", None).mean for k in (2, 4, 16)]
+    assert [end < four for end in ends] == [False, False, True]
+    assert "Sixteen give nothing more on the test images." in page
+    assert "needs sixteen to come to where ReinMax is with four, on the training images" in page
+
+
+def test_the_page_on_polynomials_begins_with_what_came_out():
+    page, results = on_the_paper()["polynomial"], stored.read(stored.CURVES)
+    above = {"reinmax": [], "gst-p": [], "st": [], "gst-1.0": []}
+    for entry in entries(stored.reading(results), results):
+        if entry.estimator in above:
+            above[entry.estimator].append(100 * (entry.ours.mean / entry.optimum - 1))
+    assert {len(ends) for ends in above.values()} == {3}
+    assert max(above["reinmax"] + above["gst-p"]) < 0.1
+    far = above["st"] + above["gst-1.0"]
+    assert f"ST and GST-1.0 end {min(far):.0f} to {max(far):.0f} % above" in page
+    settings = stored.read(stored.SEARCH).settings(("power", "target"))
+    assert all(temperature(x["power"], x["target"], "reinmax") < 1 for x in settings)
+    (word,) = (
+        x.word
+        for x in stored.section(stored.read(stored.SETTINGS)).verdicts
+        if x.text.startswith("REINFORCE and RODEO achieve better performance on simpler")
+    )
+    assert word == "does not hold"
+    assert "as the paper says, does not hold here." in page
+
+
+def test_the_page_on_temperatures_begins_with_what_came_out():
+    page, results = on_the_paper()["temperature"], stored.read(stored.TEMPERATURES)
+    for key in results.estimators():
+        for categories in (4, 8, 16, 64):
+            own = results.part(estimator=key, categories=categories)
+            ends = {
+                x["tau"]: fmean(row.metrics["train"] for row in own.where(tau=x["tau"]))
+                for x in own.settings(("tau",))
+            }
+            best = min(ends, key=ends.get)
+            assert best == 2 if key in ("st", "reinmax") else best < 1
+    assert "ReinMax and ST are best at 2 in every size" in page
+
+
+# sentences further down
+
+
 def test_words_on_the_temperatures_are_true():
-    page = the_page()
+    page = on_the_paper()["temperature"]
     best = {"reinmax": [], "st": []}
     for key, ends in best.items():
         for size in ("4x24", "8x16", "16x12", "64x8"):
@@ -55,7 +238,7 @@ def test_words_on_a_temperature_of_one_are_true():
     assert len(costs) == 6
     rule = f"at 1 the six VAEs ended {least:.0f} to {most:.0f} nats worse"
     assert rule in " ".join((files.ROOT / "README.md").read_text().split())
-    page = " ".join((reproduction.DOCS / "choosing-an-estimator.md").read_text().split())
+    page = " ".join((pages.DOCS / "choosing-an-estimator.md").read_text().split())
     assert f"cost {least:.1f} to {next_to_most:.1f} nats" in page
     assert f"in the smallest of them {most:.0f}." in page
 
@@ -76,7 +259,7 @@ def test_words_on_a_hundred_seeds_are_true():
 
 
 def test_words_on_what_decides_a_collapse_are_true():
-    page, results = the_page(), stored.read(stored.WEIGHTS)
+    page, results = on_the_paper()["collapse"], stored.read(stored.WEIGHTS)
     fallen = collapses.collapses(results, results.rows)
     by_weights = Counter(row.config["weights_seed"] for row, _ in fallen)
     (first, all_of_it), (second, many), (third, some), *_ = by_weights.most_common()
@@ -92,7 +275,7 @@ def test_words_on_what_decides_a_collapse_are_true():
 
 
 def test_words_on_the_temperature_of_a_collapse_are_true():
-    page, results = the_page(), stored.read(stored.FIRST_TEMPERATURES)
+    page, results = on_the_paper()["collapse"], stored.read(stored.FIRST_TEMPERATURES)
 
     def counts(estimator, *taus):
         rows = [row for tau in taus for row in results.where(estimator=estimator, tau=tau)]
@@ -116,7 +299,7 @@ def test_words_on_the_temperature_of_a_collapse_are_true():
 
 def test_words_on_tf32_are_true():
     assert {row.config["seed"] for row in stored.read(stored.PRECISION).rows} == set(range(10, 30))
-    cells = lines_of(reproduction.precision_table())
+    cells = lines_of(sizes.precision_table())
     for line in ("ST, train", "ST, test", "ReinMax, train", "ReinMax, test"):
         changed, *above = ([float(x) for x in cell.split(" ± ")] for cell in cells[line][2:])
         assert abs(changed[0]) < changed[1]
@@ -127,7 +310,7 @@ def test_words_on_tf32_are_true():
 
 
 def test_words_on_samples_in_the_small_model_are_true():
-    page, results = the_page(), stored.read(stored.SMALL_SAMPLES)
+    page, results = on_the_paper()["temperature-of-1"], stored.read(stored.SMALL_SAMPLES)
 
     def rows(estimator, **fields):
         return [
@@ -170,7 +353,7 @@ def test_words_on_samples_in_the_small_model_are_true():
 
 
 def test_words_on_the_accuracy_at_each_temperature_are_true():
-    page, results = the_page(), stored.read(stored.BY_TEMPERATURE)
+    page, results = on_the_paper()["temperature-of-1"], stored.read(stored.BY_TEMPERATURE)
 
     def curve(along, tau, metric):
         part = results.where(along=along, tau=tau)
@@ -209,5 +392,7 @@ def test_words_on_the_search_at_8x4_are_true():
     assert {name for name, (_, rate, _) in chosen.items() if rate == 0.0003} == {
         *("reinmax", "gr-mck")
     }
+    page = on_the_paper()["search"]
+    assert "temperatures are within the paper's grid, and two of the five estimators" in page
     published = results.where(estimator="stgs", optimiser="adam", learning_rate=0.0003, tau=0.5)
     assert {(row.state, row.epoch) for row in published} == {("dropped", 40)}
