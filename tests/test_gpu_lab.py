@@ -5,6 +5,7 @@ import torch
 
 import discretegrad
 import lab_toy as toy
+import stein_cases
 from discretegrad.kernels.uniform import fill
 from discretegrad_lab.stack import compilation, trainer
 from discretegrad_lab.stack.lines import LINES, Line
@@ -425,6 +426,20 @@ def test_gradients_of_bits_are_compared(splits, monkeypatch):
         _, metrics = trained([bits_of(key, evaluations, 0, compared=True)])
         for name in bits_gradients.NAMES:
             assert metrics[0][name][0] == metrics[0][name][0]
+
+
+def test_the_network_of_rodeo_at_its_real_size():
+    """Two samples of 100 images with 200 variables; and each member as if it were alone."""
+    g, x, layers = stein_cases.inputs(5, 2 * 100 * 201, 100, "cuda")
+    together = stein_cases.by_kernels(g, x, layers)
+    expected = stein_cases.by_torch(g, x, layers)
+    for found, right in zip(together, expected, strict=True):
+        stein_cases.assert_near(found, right)
+    for member in range(5):
+        own = slice(member, member + 1)
+        alone = stein_cases.by_kernels(g[own], x[own], [layer[own] for layer in layers])
+        for found, whole in zip(alone, together, strict=True):
+            assert torch.equal(found, whole[own])
 
 
 def parsing(estimator, **fields):

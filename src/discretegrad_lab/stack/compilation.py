@@ -30,14 +30,7 @@ def worth_compiling(device: torch.device, elements: int, steps: int = 0) -> bool
     return device.type == "cuda" and (elements >= FROM_ELEMENTS or steps >= FROM_STEPS)
 
 
-# above any number of reads and operations: by default 5 reads are enough to store a result that is
-# used again, and 9 to store any
-_INLINED: dict[str, Any] = dict.fromkeys(
-    ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold"), 2**10
-)
-
-
-def compiled(function: Callable[_P, _R], *, inline: bool = False) -> Callable[_P, _R]:
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function by ``torch.compile``, as if it had never been compiled before.
 
     Its backward pass writes over nothing that was kept for it. By default torch (2.11 and 2.13 at
@@ -46,16 +39,11 @@ def compiled(function: Callable[_P, _R], *, inline: bool = False) -> Callable[_P
 
     Args:
         function: At the top level of a module.
-        inline: Whether to compute intermediate results again wherever they are used, instead of
-            storing those that are used several times. For results that are far larger than what
-            goes in and comes out.
     """
     # Dynamo gives up on code that it has compiled for eight different stacks; a copy starts anew
     assert isinstance(function, FunctionType)
     copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    fused: Callable[_P, _R] = torch.compile(
-        copy, dynamic=False, options=_INLINED if inline else None
-    )
+    fused: Callable[_P, _R] = torch.compile(copy, dynamic=False)
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

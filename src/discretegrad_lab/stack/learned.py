@@ -4,23 +4,19 @@ Their gradient is that of the mean square of the estimate, which the library giv
 backward pass of the loss; so they are a group of parameters with an optimiser of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import leaky_relu
 
-from .compilation import compiled, worth_compiling
 from .layers import Linear, mlp, of_member
 from .lines import Line
+from .stein import SLOPE, SteinNetwork
 
 RATE = 1e-3
 """Of the Adam that all of it learns with, as in the released code of RODEO."""
-SLOPE = 0.3
-"""Of the activations of the networks where they are negative."""
-STEIN_HIDDEN, RELAX_HIDDEN = 100, 137
+RELAX_HIDDEN = 137
 
 
 class Learned(nn.Module):
@@ -139,93 +135,6 @@ class RelaxNetwork(nn.Module):
         hidden = self.layers[1](of_z + of_x.unsqueeze(1)).flatten(1, 2)
         value = torch.bmm(hidden, outer.weight.mT) + outer.bias.unsqueeze(1)
         return value.view(len(x), samples, -1).movedim(0, 1)
-
-
-class SteinNetwork(nn.Module):
-    """The network of RODEO: (..., members, batch, points, 2) to the same shape.
-
-    Its hidden layer would be most of the memory traffic of a step, so it is never stored: the
-    backward pass makes it again, and on a GPU both passes are one kernel each.
-    """
-
-    stores_no_hidden_layer = True
-    """So the library need not put it into a checkpoint. It must not: the steps before a capture
-    would compile the backward pass for a checkpoint, and the capture, which has none, once more."""
-
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        super().__init__()
-        self.inner = Linear(generators, 2, STEIN_HIDDEN)
-        self.outer = Linear(generators, STEIN_HIDDEN, 2)
-        self._passes: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Both outputs at every point."""
-        if self._passes is None:
-            fuse = worth_compiling(x.device, x.numel() * STEIN_HIDDEN)
-            self._passes = (stein, stein_slopes)
-            if fuse:
-                self._passes = compiled(stein, inline=True), compiled(stein_slopes, inline=True)
-        # the members first, all points of a member in one axis
-        place = x.ndim - 4
-        points = x.movedim(place, 0)
-        weights = self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias
-        outputs: Tensor = _Stein.apply(self._passes, points.reshape(len(points), -1, 2), *weights)
-        return outputs.view(points.shape).movedim(0, place)
-
-    def of_member(self, member: int) -> Callable[[Tensor], Tensor]:
-        """The network of one member, a constant function from (..., 2) to (..., 2)."""
-        layers = self.inner.weight, self.inner.bias, self.outer.weight, self.outer.bias
-        own = [x[member : member + 1].detach() for x in layers]
-
-        def apply(x: Tensor) -> Tensor:
-            weights = [weight.to(x.dtype) for weight in own]
-            return stein(x.reshape(1, -1, 2), *weights).view(x.shape)
-
-        return apply
-
-
-def _hidden(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Before the activation, (members, points, hidden)."""
-    first, second = x.unsqueeze(-2).unbind(-1)
-    return first * weight[:, None, :, 0] + second * weight[:, None, :, 1] + bias[:, None]
-
-
-def stein(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, outer_bias: Tensor) -> Tensor:
-    """The network for each member: from (members, points, 2) to the same shape."""
-    active = leaky_relu(_hidden(x, weight, bias), SLOPE)
-    outputs = [(active * outer[:, None, n]).sum(-1) for n in (0, 1)]
-    return torch.stack(outputs, -1) + outer_bias[:, None]
-
-
-def stein_slopes(
-    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of both layers, from that at the outputs."""
-    hidden = _hidden(x, weight, bias)
-    active, (first, second) = leaky_relu(hidden, SLOPE), g.unsqueeze(-2).unbind(-1)
-    of_active = first * outer[:, None, 0] + second * outer[:, None, 1]
-    of_hidden = torch.where(hidden > 0, of_active, SLOPE * of_active)
-    inputs = x.unsqueeze(-2).unbind(-1)
-    for_weight = torch.stack([(of_hidden * one).sum(1) for one in inputs], -1)
-    for_outer = torch.stack([(active * one).sum(1) for one in (first, second)], 1)
-    return for_weight, of_hidden.sum(1), for_outer, g.sum(1)
-
-
-class _Stein(torch.autograd.Function):
-    apply: Callable[..., Tensor]  # torch leaves it without a type
-
-    @staticmethod
-    def forward(ctx: Any, passes: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.slopes = passes[1]
-        ctx.save_for_backward(x, *weights)
-        outputs: Tensor = passes[0](x, *weights)
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, outer, _ = ctx.saved_tensors
-        return None, None, *ctx.slopes(g.contiguous(), x, weight, bias, outer)
 
 
 def make_learned(

@@ -26,9 +26,10 @@ from discretegrad._types import Backend
 from ...stack.bits import Bits, Numbers, draw_bits
 from ...stack.compilation import compiled, compiled_with_gradients, worth_compiling
 from ...stack.layers import generators, mlp, of_member, start_as_glorot
-from ...stack.learned import RATE, STEIN_HIDDEN, make_learned
+from ...stack.learned import RATE, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
+from ...stack.stein import STEIN_HIDDEN
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
 from .decoder import reconstruction, sloped_reconstruction
@@ -434,7 +435,7 @@ def memory(run: BernoulliVae) -> int:
     activations += often * run.evaluations * 4 * run.batch * (4 * sum(HIDDEN) + 8 * PIXELS)
     if run.line.row == "rodeo":
         points = run.evaluations * run.batch * (run.latents + 1)
-        # the hidden layer is there if it is not compiled, for one pair of samples at a time
+        # the hidden layer is there where no kernels run, for one pair of samples at a time
         activations += 4 * points * (6 * STEIN_HIDDEN + 16 + 8 * run.evaluations)
     evaluation = 4 * _AT_ONCE * (5 * PIXELS + 4 * sum(HIDDEN) + 6 * run.latents)
     # the order of the images, with what sorting takes; the largest data set
