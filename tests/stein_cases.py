@@ -34,7 +34,23 @@ def by_kernels(g, x, layers):
     from discretegrad_lab.stack import stein_kernels
 
     outputs = stein_kernels.forward(x, layers, stein.SLOPE)
-    return [outputs, *stein_kernels.slopes(g, x, layers[:-1], stein.SLOPE)]
+    return [outputs, *stein.slopes_by_kernels(g, x, *layers[:-1])]
+
+
+def assert_members_are_alone(g, x, layers):
+    """What kernels give for a member does not depend on the others, to the last bit."""
+    from discretegrad_lab.stack import stein_kernels
+
+    def written(own):
+        parts = [layer[own] for layer in layers]
+        outputs = stein_kernels.forward(x[own], parts, stein.SLOPE)
+        return outputs, stein_kernels.partial_slopes(g[own], x[own], parts[:-1], stein.SLOPE)
+
+    together = written(slice(None))
+    for member in range(len(x)):
+        own = slice(member, member + 1)
+        for alone, whole in zip(written(own), together, strict=True):
+            assert torch.equal(alone, whole[own])
 
 
 def by_torch(g, x, layers):

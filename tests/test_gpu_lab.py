@@ -430,16 +430,11 @@ def test_gradients_of_bits_are_compared(splits, monkeypatch):
 
 def test_the_network_of_rodeo_at_its_real_size():
     """Two samples of 100 images with 200 variables; and each member as if it were alone."""
-    g, x, layers = stein_cases.inputs(5, 2 * 100 * 201, 100, "cuda")
-    together = stein_cases.by_kernels(g, x, layers)
-    expected = stein_cases.by_torch(g, x, layers)
-    for found, right in zip(together, expected, strict=True):
+    given = stein_cases.inputs(5, 2 * 100 * 201, 100, "cuda")
+    expected = stein_cases.by_torch(*given)
+    for found, right in zip(stein_cases.by_kernels(*given), expected, strict=True):
         stein_cases.assert_near(found, right)
-    for member in range(5):
-        own = slice(member, member + 1)
-        alone = stein_cases.by_kernels(g[own], x[own], [layer[own] for layer in layers])
-        for found, whole in zip(alone, together, strict=True):
-            assert torch.equal(found, whole[own])
+    stein_cases.assert_members_are_alone(*given)
 
 
 def parsing(estimator, **fields):

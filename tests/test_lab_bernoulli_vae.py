@@ -269,7 +269,10 @@ def test_a_step_that_is_written_down_has_the_kernels_of_rodeo(monkeypatch):
     assert whole == pytest.approx(plain, rel=1e-5)
     (graph,) = (x for x in graphs if isinstance(x, torch.fx.GraphModule))
     targets = [node.target for node in graph.graph.nodes]
-    for operator in (torch.ops.discretegrad_lab.stein, torch.ops.discretegrad_lab.stein_slopes):
+    for operator in (
+        torch.ops.discretegrad_lab.stein,
+        torch.ops.discretegrad_lab.stein_partial_slopes,
+    ):
         # one for each other sample
         assert targets.count(operator.default) == 2
 

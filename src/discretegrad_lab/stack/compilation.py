@@ -59,22 +59,24 @@ def compiled_with_gradients(
     """The losses, without a graph, and the gradients of their sum, as one compiled function.
 
     The first call runs ``losses`` and its backward pass and writes down every operation of torch on
-    the way; that list is compiled. So ``losses`` may itself use autograd, as estimators do that
-    learn or want slopes, and which ``torch.compile`` cannot follow.
+    the way; that list is compiled. So ``losses`` may itself differentiate, as an estimator does
+    that learns or asks for slopes of f. ``torch.compile`` alone would not do: while it traces, the
+    library lets nothing learn.
 
-    Whatever is no operation of torch happens in the first call alone: branches, counts, kernels
-    that are launched directly. Tensors that are not arguments are read where they were then.
+    All else happens in the first call alone: Python's branches and counts, and kernels that are
+    launched without an operator of torch. Tensors that are not arguments are read at every call, at
+    the place in memory that they had in the first.
 
     Args:
         losses: Of tensors or tuples of them, always of the same shapes.
-        leaves: What the gradients are of; changed in place, if at all.
+        leaves: What the gradients are of. Whoever updates them does so in place.
     """
 
     def both(*args: Any) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad():
-            found = losses(*args)
-            gradients = torch.autograd.grad(found.sum(), leaves)
-        return found.detach(), list(gradients)
+            values = losses(*args)
+            gradients = torch.autograd.grad(values.sum(), leaves)
+        return values.detach(), list(gradients)
 
     fused: Callable[..., tuple[Tensor, list[Tensor]]] | None = None
 

@@ -73,7 +73,7 @@ class _Stein(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, outer, _ = ctx.saved_tensors
-        run = _stein_slopes if _has_kernels(x) else stein_slopes
+        run = slopes_by_kernels if _has_kernels(x) else stein_slopes
         return None, *run(g, x, weight, bias, outer)
 
 
@@ -103,12 +103,22 @@ def stein_slopes(
     of_active = first * outer[:, None, 0] + second * outer[:, None, 1]
     of_hidden = torch.where(hidden > 0, of_active, SLOPE * of_active)
     inputs = x.unsqueeze(-2).unbind(-1)
-    for_weight = torch.stack([(of_hidden * one).sum(1) for one in inputs], -1)
-    for_outer = torch.stack([(active * one).sum(1) for one in (first, second)], 1)
+    for_weight = torch.stack([(of_hidden * number).sum(1) for number in inputs], -1)
+    for_outer = torch.stack([(active * slope).sum(1) for slope in (first, second)], 1)
     return for_weight, of_hidden.sum(1), for_outer, g.sum(1)
 
 
 # both by kernels
+
+
+def slopes_by_kernels(
+    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``stein_slopes``, as views of one tensor."""
+    hidden = bias.shape[1]
+    sums = _partial_slopes(g, x, weight, bias, outer).sum(1)
+    inner, of_bias, of_outer, last = sums.split([2 * hidden, hidden, 2 * hidden, 2], 1)
+    return inner.unflatten(1, (hidden, 2)), of_bias, of_outer.unflatten(1, (2, hidden)), last
 
 
 @torch.library.custom_op("discretegrad_lab::stein", mutates_args=())
@@ -118,13 +128,11 @@ def _stein(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, outer_bias: T
     return stein_kernels.forward(x, [weight, bias, outer, outer_bias], SLOPE)
 
 
-@torch.library.custom_op("discretegrad_lab::stein_slopes", mutates_args=())
-def _stein_slopes(
-    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op("discretegrad_lab::stein_partial_slopes", mutates_args=())
+def _partial_slopes(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
     from . import stein_kernels
 
-    return stein_kernels.slopes(g, x, [weight, bias, outer], SLOPE)
+    return stein_kernels.partial_slopes(g, x, [weight, bias, outer], SLOPE)
 
 
 @_stein.register_fake
@@ -132,9 +140,8 @@ def _(x: Tensor, *layers: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@_stein_slopes.register_fake
-def _(
-    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_layers = (weight.new_empty(weight.shape), bias.new_empty(bias.shape))
-    return *of_layers, outer.new_empty(outer.shape), outer.new_empty(outer.shape[:2])
+@_partial_slopes.register_fake
+def _(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+    from .stein_kernels import SPAN
+
+    return x.new_empty(len(x), -(-x.shape[1] // SPAN), 5 * bias.shape[1] + 2)

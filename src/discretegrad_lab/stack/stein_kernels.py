@@ -11,8 +11,8 @@ $\sum_n o_n M_{nk}$, that of $b$ is $\sum_n o_n M_{n2}$, and that of $o_n$ is
 $\sum_k w_k M_{nk} + b M_{n2}$. The products $g_n z_k$ are the same for all hidden units, so that
 each of them takes ten operations at a point: two for $h$, two for $d$, six for the sums.
 
-What a program works on follows from the number of points and of hidden units alone. So the result
-of a member is the same in every stack, to the last bit.
+What a program works on follows from the number of points and of hidden units alone. So what it
+gives for a member is the same in every stack, to the last bit.
 """
 
 from functools import lru_cache
@@ -25,20 +25,17 @@ from torch import Tensor
 from discretegrad.kernels.launch import Plan, launch, power_of_two
 
 FORWARD_BLOCK, FORWARD_WARPS = 512, 2
-"""Points of a program: 8 for each thread, which share the five loads of a hidden unit. With 16 the
-warps of 15 members at 40,200 points would fill 74 % of a GPU with 132 multiprocessors, with 8 they
-fill 89 %."""
+"""Points of a program: 8 for each thread, which share the five loads of a hidden unit. More of them
+would leave fewer programs, and 15 members at 40,200 points have none to spare on 132
+multiprocessors."""
 UNITS, LANES = 16, 32
 """Hidden units of a program of the backward pass, all of them in each of its threads, which are one
-warp. With 8 there would be twice as many programs that read the points, which would take the whole
-bandwidth of the L2 cache."""
+warp. With 8 there would be twice as many programs, each of which reads the points."""
 SPAN = 4096
 """Points of such a program: 128 for each thread, so that adding up over threads is a twentieth of
 the work. 15 members at 40,200 points are 1050 programs, two for each of the 528 schedulers."""
 REGISTERS = 168
 """Of a thread of it, so that three warps fit each scheduler. Nothing is spilled."""
-ADD_ROWS, ADD_BLOCK = 16, 128
-"""Partial sums that are loaded at once, and numbers of a program that adds them up."""
 
 
 @triton.jit(do_not_specialize=["points"])
@@ -77,11 +74,7 @@ def _slopes_kernel(
     g, x, weight, bias, outer, parts, slope, points,
     HIDDEN: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """What a span of points gives to the gradients of some hidden units of a member.
-
-    A row of ``parts`` has the gradients of the inner weight, the inner bias, the outer weight and
-    the outer bias, one after the other.
-    """
+    """What a span of points gives to the gradients of some hidden units of a member."""
     groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
     spans = tl.cdiv(points, SPAN)
     # programs that run at the same time read the same points
@@ -143,31 +136,6 @@ def _slopes_kernel(
         tl.store(parts + 5 * HIDDEN + 1, tl.sum(sum1, 0))
 
 
-@triton.jit(do_not_specialize=["spans"])
-def _add_kernel(
-    parts, weight, bias, outer, outer_bias, spans,
-    HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add up the rows of ``parts`` that a member has, in an order that is always the same."""
-    width: tl.constexpr = 5 * HIDDEN + 2
-    blocks: tl.constexpr = (width + BLOCK - 1) // BLOCK
-    member = (tl.program_id(0) // blocks).to(tl.int64)
-    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    parts += member * spans * width
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, spans, ROWS):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < spans)[:, None] & (at < width)[None, :]
-        total += tl.sum(tl.load(parts + row[:, None] * width + at[None, :], inside, 0.0), 0)
-    tl.store(weight + member * (2 * HIDDEN) + at, total, at < 2 * HIDDEN)
-    at -= 2 * HIDDEN
-    tl.store(bias + member * HIDDEN + at, total, (at >= 0) & (at < HIDDEN))
-    at -= HIDDEN
-    tl.store(outer + member * (2 * HIDDEN) + at, total, (at >= 0) & (at < 2 * HIDDEN))
-    at -= 2 * HIDDEN
-    tl.store(outer_bias + member * 2 + at, total, (at >= 0) & (at < 2))
-
-
 # the host's side
 
 
@@ -186,12 +154,6 @@ def _slopes_plan(members: int, points: int, hidden: int, device: torch.device) -
     return Plan(_slopes_kernel, programs, 1, constants, copied, REGISTERS)
 
 
-@lru_cache(maxsize=256)
-def _add_plan(members: int, spans: int, hidden: int, device: torch.device) -> Plan:
-    programs = members * -(-(5 * hidden + 2) // ADD_BLOCK)
-    return Plan(_add_kernel, programs, 4, (spans, hidden, ADD_ROWS, ADD_BLOCK))
-
-
 def forward(x: Tensor, layers: list[Tensor], slope: float) -> Tensor:
     """The outputs, (members, points, 2).
 
@@ -208,25 +170,19 @@ def forward(x: Tensor, layers: list[Tensor], slope: float) -> Tensor:
     return out
 
 
-def slopes(
-    g: Tensor, x: Tensor, layers: list[Tensor], slope: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of inner weight, inner bias, outer weight and outer bias.
+def partial_slopes(g: Tensor, x: Tensor, layers: list[Tensor], slope: float) -> Tensor:
+    """What each span of points gives to the gradients, (members, spans, 5 hidden + 2).
+
+    A row has those of the inner weight, the inner bias, the outer weight and the outer bias.
 
     Args:
-        g: That of the outputs, (members, points, 2), float32.
+        g: The gradient at the outputs, (members, points, 2), float32.
         x: As above.
         layers: As above, without the outer bias.
         slope: As above.
     """
     members, points, _ = x.shape
-    hidden, spans = layers[0].shape[1], -(-points // SPAN)
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(members, *shape, dtype=x.dtype, device=x.device)
-
-    parts = empty(spans, 5 * hidden + 2)
+    hidden = layers[0].shape[1]
+    parts = torch.empty(members, -(-points // SPAN), 5 * hidden + 2, dtype=x.dtype, device=x.device)
     launch(_slopes_plan(members, points, hidden, x.device), [g, x, *layers, parts], (slope,))
-    found = empty(hidden, 2), empty(hidden), empty(2, hidden), empty(2)
-    launch(_add_plan(members, spans, hidden, x.device), [parts, *found])
-    return found
+    return parts

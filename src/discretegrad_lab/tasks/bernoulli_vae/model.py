@@ -127,21 +127,22 @@ class BernoulliVaeModel(Model):
         run, row = self._run, ESTIMATORS[self._run.line.row]
         elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
         fuse = worth_compiling(self._device, elements, steps)
-        # what makes noise from seeds is a kernel of its own
-        apart = fuse and run.line.takes("seed")
+        # as a whole, but for what makes noise from seeds, which is a kernel of its own
+        in_parts = fuse and run.line.takes("seed")
         self._batch = compiled(batch_of) if fuse else batch_of
-        self._encode = compiled(encode) if apart else encode
+        self._encode = compiled(encode) if in_parts else encode
         self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
         if row.kind == "score" and row.needs_grad_f:
             self._reconstruct = partial(sloped_reconstruction, run.slope)
         else:
-            self._reconstruct = compiled(reconstruction) if apart else reconstruction
-        self._whole = None
-        if fuse and not apart:
+            self._reconstruct = compiled(reconstruction) if in_parts else reconstruction
+        self._costs_with_gradients = None
+        if fuse and not in_parts:
             leaves = [x for group in self.groups.values() for x in group.parameters.values()]
-            self._whole = compiled_with_gradients(self.costs, leaves)
+            self._costs_with_gradients = compiled_with_gradients(self.costs, leaves)
         self._gradients: list[Tensor] | None = None
-        backend: Backend = "auto" if self._whole is None else "torch"
+        """Those of the latest losses, until they are asked for."""
+        backend: Backend = "auto" if self._costs_with_gradients is None else "torch"
         self._bits = Bits(self._runs, self._noise, run.evaluations, self._learned, backend)
 
     def _place_images(self, splits: Mapping[str, Split]) -> None:
@@ -211,9 +212,9 @@ class BernoulliVaeModel(Model):
         """The mean negative ELBO of the next batch, over the samples of each image."""
         x = self._next_batch()
         numbers = self._bits.numbers(self._run.batch, self._run.latents)
-        if self._whole is None:
+        if self._costs_with_gradients is None:
             return {"train": self.costs(x, numbers)}
-        losses, self._gradients = self._whole(x, numbers)
+        losses, self._gradients = self._costs_with_gradients(x, numbers)
         return {"train": losses}
 
     def gradients(self, loss: Tensor, leaves: Sequence[Tensor], keep: bool) -> Sequence[Tensor]:
