@@ -211,14 +211,14 @@ def test_the_chosen_settings_are_the_best_of_the_stored_search(name, tmp_path, m
     own = tmp_path / "chosen.csv"
     own.write_text(committed, encoding="utf-8")
     use_table(monkeypatch, choice, own)
-    if results.rows:
+    if results.rows and not any(row.state == "started" for row in results.rows):
         choice.write(choice.lines(recipe(name), results))
         assert own.read_text(encoding="utf-8") == committed, f"give `discretegrad choose {name}`"
     else:
         runs = recipe(name).runs(seeds=[1000])
         problems = {tuple(str(getattr(run, x)) for x in choice.where) for run in runs}
         rows = [row for row in read_rows(own) if tuple(row[x] for x in choice.where) in problems]
-        assert {row["source"] for row in rows} <= {"default"}, f"{name} is not stored"
+        assert {row["source"] for row in rows} <= {"default"}, f"{name} is not at its end"
 
 
 def test_the_readme_shows_the_column_as_it_is_stored(column, monkeypatch):
