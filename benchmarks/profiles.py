@@ -53,5 +53,6 @@ def kernel_rows(about: Row, profile: Callable[[], dict[str, Row]], setup: Setup)
 
 def short_name(name: str) -> str:
     """A kernel without its types and arguments."""
+    name = name.replace("(anonymous namespace)::", "")
     parts = [x for x in name.replace("(", "<").split("<") if x.strip(" >")]
     return " ".join(parts[:1] + [x for x in parts if "Functor" in x or "lambda" in x][:1])[:80]
