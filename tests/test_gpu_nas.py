@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import avg_pool2d, cross_entropy, one_hot
 
 import nas_cases
 from discretegrad_lab.runs import mps, processes
 from discretegrad_lab.stack.trainer import Stack
-from discretegrad_lab.tasks.nas import slopes
+from discretegrad_lab.tasks.nas import pooling, slopes
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
 from lab_tiny import TINY
 
@@ -58,6 +58,18 @@ def test_the_kernel_gives_all_inner_products(full, monkeypatch):
     logits = network(x, parts, cell, Samples(z, full))
     torch.autograd.grad(cross_entropy(logits, torch.arange(8, device="cuda")), z)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(64, 16, 32, 32), (40, 32, 16, 16), (64, 64, 8, 8)], ids=str)
+def test_averages_of_neighbours(shape):
+    generator = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(shape, generator=generator).cuda() for _ in range(2))
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    exact = avg_pool2d(x.double(), 3, 1, 1, count_include_pad=False)
+    found = pooling.averages(x)
+    assert type(found.grad_fn).__name__ == "_AveragesBackward"
+    torch.testing.assert_close(found, exact.float())
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, g.to(y)) for y in (found, exact)))
 
 
 @pytest.mark.parametrize(("estimator", "gradient"), [("reinmax", "full"), ("stgs", "gdas")])

@@ -36,7 +36,7 @@ from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
 from discretegrad_lab.tasks.evidence import DASH, Results, Row
-from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, slopes
+from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, pooling, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
     EDGES,
@@ -430,7 +430,7 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
 
 
 @pytest.mark.parametrize("form", ["gdas", "full"])
-def test_the_kernel_of_a_gpu_gives_the_same_gradient(form, monkeypatch):
+def test_the_kernels_of_a_gpu_give_the_same_gradient(form, monkeypatch):
     pytest.importorskip("triton")
     network = Supernet(2, 1)
     generator = torch.Generator().manual_seed(3)
@@ -445,6 +445,9 @@ def test_the_kernel_of_a_gpu_gives_the_same_gradient(form, monkeypatch):
         loss = cross_entropy(network(x, parts, cell, Samples(z, form == "full")), torch.arange(6))
         found += torch.autograd.grad(loss, z)
         monkeypatch.setattr(slopes, "_dots", slopes._dots_of_kernel)
+        monkeypatch.setattr(
+            "discretegrad_lab.tasks.nas.network.averages", pooling.averages_of_kernel
+        )
     torch.testing.assert_close(*found)
 
 
@@ -459,6 +462,8 @@ def test_a_gpu_without_triton_has_the_torch_path(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "discretegrad_lab.tasks.nas.kernels", raising=False)
     assert slopes._dots([(torch.ones(3).as_subclass(OnGpu), None)]).tolist() == [3]
+    ones = torch.ones(1, 1, 2, 2)
+    assert torch.Tensor(pooling.averages(ones.as_subclass(OnGpu))).equal(ones)
 
 
 class Calls(TorchDispatchMode):
@@ -1019,6 +1024,22 @@ def test_the_arms_are_balanced_and_follow_the_protocol():
     # as printed it is divided by three, not by two
     assert cell.summary.deviation == pytest.approx(0.58 * 1.5**0.5)
     assert search.published["test"].cells["reinmax-gdas"].summary.deviation == 0.23
+
+
+# images of one row or column, several programs, channels that are no power of two
+SHAPES = [(1, 3, 1, 2), (2, 5, 3, 1), (4, 16, 8, 8), (3, 6, 7, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_averages_of_neighbours(shape, order):
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(shape, generator=generator).to(memory_format=order) for _ in range(2))
+    x.requires_grad_()
+    found, expected = (f(x) for f in (pooling.averages_of_kernel, pooling.averages))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, g) for y in (found, expected)))
 
 
 @pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)

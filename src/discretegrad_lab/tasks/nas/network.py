@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, linear, relu
 
 from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, Cell
+from .pooling import averages
 from .slopes import Slopes, add, in_memory
 
 CLASSES = 10
@@ -233,7 +234,7 @@ class _Cell(NamedTuple):
         if operation == SKIP:
             return x
         if operation == POOL:
-            return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+            return averages(x)
         kernel = self.weights[f"{_name(self.name, edge, operation)}.kernel"]
         y = conv2d(rectified, kernel, padding=_KERNELS[operation] // 2)
         return _normalised(y)

@@ -144,10 +144,14 @@ def in_memory(x: Tensor) -> Tensor:
     return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).reshape(-1)
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels of searches run for a tensor."""
+    return x.is_cuda and x.dtype == torch.float32 and runs_on(x.device)
+
+
 def _dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """The inner product of each pair; without a second tensor the sum of the first one."""
-    first = pairs[0][0]
-    if first.is_cuda and first.dtype == torch.float32 and runs_on(first.device):
+    if has_kernels(pairs[0][0]):
         return _dots_of_kernel(pairs)
     return torch.stack(
         [x.sum() if y is None else torch.dot(in_memory(x), in_memory(y)) for x, y in pairs]

@@ -1,0 +1,41 @@
+"""The average of each pixel and its neighbours, an operation of a cell."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from .slopes import has_kernels
+
+
+def averages(x: Tensor) -> Tensor:
+    """Over windows of three by three pixels, of which those outside of the image do not count.
+
+    Args:
+        x: (images, channels, height, width)
+    """
+    if has_kernels(x):
+        return averages_of_kernel(x)
+    return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+
+
+def averages_of_kernel(x: Tensor) -> Tensor:
+    """The same by kernels of our own, which take float32 only."""
+    apply: Callable[[Tensor], Tensor] = _Averages.apply
+    return apply(x)
+
+
+class _Averages(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from .kernels import averages as of_kernel
+
+        return of_kernel(x.contiguous(memory_format=torch.channels_last))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        from .kernels import averages as of_kernel
+
+        return of_kernel(g.contiguous(memory_format=torch.channels_last), transposed=True)
