@@ -19,7 +19,6 @@ from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
 from discretegrad_lab.stack import bits, compilation, trainer
-from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
@@ -30,7 +29,7 @@ from discretegrad_lab.tasks.bernoulli_vae.images import Split, load_split
 from discretegrad_lab.tasks.bernoulli_vae.model import BernoulliVaeModel
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.evidence import DASH, Results
-from lab_cases import make_stack, searched, use_table, use_temperatures
+from lab_cases import make_stack, searched, stacks_of, use_table, use_temperatures
 from test_lab_capture import faults
 from test_lab_vae import Peak
 
@@ -545,13 +544,6 @@ OMNIGLOT_TEST = "f81085b2ccfa13e0"
 # training
 
 
-def stacks_of(runs):
-    by_key = {}
-    for one in in_order(runs):
-        by_key.setdefault(one.stack_key, []).append(one)
-    return by_key.values()
-
-
 STEPS_OF = {"search": 200_000, "gradients": 300_000, "times": 3000}
 
 
@@ -572,7 +564,7 @@ def test_three_steps_of_every_recipe(name, chosen):
         if not released:
             assert one.learning_rate == (3e-4 if one.data == "fashion-mnist" else 1e-3)
     runs = list(dict.fromkeys(dataclasses.replace(one, **sizes) for one in whole))
-    stacks = list(stacks_of(runs))
+    stacks = stacks_of(runs)
     # every line alone, with all data sets in one stack
     assert len(stacks) == len(recipe.estimators)
     # the runs of one data set are those of the recipe of all
