@@ -146,7 +146,6 @@ def test_no_function_passes_more_than_seven_arguments_on(path):
             assert passed_on(node) <= 7, node.name
 
 
-# what is imported inside a function, where a user asks for it
 @pytest.mark.parametrize("path", EVERY_SOURCE, ids=name_of)
 def test_the_oldest_triton_can_read_every_kernel(path):
     """That of torch 2.6 takes "a or b" and "a < b", but no third part without parentheses."""
@@ -165,9 +164,8 @@ def test_the_oldest_triton_can_read_every_kernel(path):
     assert not chains
 
 
-OPTIONAL = {"plot.py": {"matplotlib"}, "result.py": {"matplotlib"}, "progress.py": {"rich"}}
-
-
+# what is imported inside a function, where a user asks for it
+OPTIONAL = {"plot.py": {"matplotlib"}, "progress.py": {"rich"}}
 # imported on the way to a kernel, and nowhere else
 WITHOUT_TRITON = ("dispatch.py", "samplers.py")
 TRITON = [
