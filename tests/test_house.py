@@ -81,7 +81,7 @@ def imports(path, *, top_level=False):
 
 # from what everybody may import to what nobody but users does
 ROOMS = [
-    ["_types", "_modes"],
+    ["_graph", "_modes", "_types"],
     ["_checks", "_math"],
     ["_attach", "_random", "_seeded"],
     ["families"],
@@ -102,6 +102,10 @@ LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 def room(module):
     parts = module.split(".")
     return parts[1] if parts[0] == "discretegrad" and len(parts) > 1 else None
+
+
+def test_every_file_and_folder_is_a_room():
+    assert {room(module_name(path)) for path in MODULES} - {None} == set(LEVELS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
