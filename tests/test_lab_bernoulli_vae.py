@@ -31,7 +31,7 @@ from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.evidence import DASH, Results
 from lab_cases import make_stack, searched, stacks_of, use_table, use_temperatures
 from test_lab_capture import faults
-from test_lab_vae import Peak
+from watched_memory import Memory
 
 CPU = torch.device("cpu")
 BATCH, LATENTS, STEPS = 6, 4, 3
@@ -668,9 +668,9 @@ def test_the_guess_of_the_memory_of_a_member(key, evaluations, monkeypatch):
     peaks = []
     for members in (1, 2):
         runs = [run(key, evaluations, seed, **sizes) for seed in range(members)]
-        with Peak() as peak:
+        with Memory() as memory:
             make_stack(runs).advance()
-        peaks.append(peak.most)
+        peaks.append(memory.peak)
     # without the images of validation and test, of which there are few here
     evaluation = 4 * model._AT_ONCE * 5 * 784
     assert peaks[1] - peaks[0] < model.memory(runs[0]) - evaluation

@@ -24,7 +24,8 @@ from discretegrad_lab.tasks.vae.sample_recipes import RLOO
 from discretegrad_lab.tasks.vae.scored import ScoredVae
 from lab_cases import make_stack, stacks_of
 from test_lab_capture import faults
-from test_lab_vae import CATEGORIES, IMAGES, LATENTS, Peak, batches, recording, run, train
+from test_lab_vae import CATEGORIES, IMAGES, LATENTS, batches, recording, run, train
+from watched_memory import Memory
 
 CPU = torch.device("cpu")
 STEPS = 20
@@ -338,9 +339,9 @@ def test_the_guess_of_the_memory_of_more_samples(line, samples, monkeypatch):
     for one in (run("st", **large), run(line, samples=samples, **large)):
         task = enumerated.make_model([one], CPU)
         task.begin_epoch(0)
-        with Peak() as step:
+        with Memory() as step:
             torch.autograd.grad(task.losses()["train"].sum(), list(task.parameters.values()))
-        peaks.append((step.most, enumerated.memory(one)))
+        peaks.append((step.peak, enumerated.memory(one)))
     (least, base), (most, guess) = peaks
     assert most - least < guess - base < 4 * (most - least)
 
