@@ -259,7 +259,7 @@ def test_a_name_that_is_too_long_is_no_traceback(here, arguments):
     assert "too long" in result.output or arguments[0] in ("data", "plot", "report")
 
 
-def test_a_file_that_the_system_refuses_is_named(here, monkeypatch, capsys):
+def test_a_file_that_the_system_refuses_is_named(here, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "runs\x1b/loop")
 
