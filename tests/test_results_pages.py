@@ -168,14 +168,6 @@ def test_what_is_trained_has_a_page_of_its_own():
         )
 
 
-def test_stored_results_are_those_of_their_recipes():
-    for name in stored.ALWAYS:
-        runs = {run.identity for run in recipe(name).runs()}
-        assert {row.identity for row in stored.read(name).rows} == runs, (
-            f"run and report {name} again"
-        )
-
-
 def git(*words):
     """What git says of this checkout; nothing if there is none, or no git."""
     if shutil.which("git") is None:
