@@ -4,11 +4,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from files import Row
 from machine import RedGate, Setup, attempt, release
 from memory import peak_memory
@@ -117,14 +115,3 @@ def too_far(what: str, value: float, of_plain: float, tolerance: float) -> list[
     if abs(value - of_plain) <= tolerance * abs(of_plain):
         return []
     return [f"{what} is {value:.4g}, that of the plain loop {of_plain:.4g}"]
-
-
-@contextmanager
-def tf32_allowed() -> Iterator[None]:
-    """The plain loop multiplies matrices as the stacks do: with TF32 on GPUs that can."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import pages
 import torch
-from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed
+from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults
 from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
 from memory import peak_memory
@@ -46,6 +46,7 @@ from script import Benchmark
 from timing import Entry, Pace
 
 from discretegrad_lab import Stack
+from discretegrad_lab.stack.precision import tf32
 from discretegrad_lab.tasks.listops.batches import order
 from discretegrad_lab.tasks.listops.config import Parsing
 from discretegrad_lab.tasks.listops.data import (
@@ -203,7 +204,8 @@ def step_rows(setup: Setup) -> Iterator[Row]:
     stacks = [(FIVE, runs_of(members, plan)) for members in plan.members]
     stacks.append((SCORED, runs_of(plan.scored, plan, SCORES[1:2])))
     make = partial(stack_of, expressions, setup.device)
-    with tf32_allowed():
+    # the plain loop multiplies matrices as the stacks do
+    with tf32(True):
         with peak_memory(setup) as peak:
             loop = PlainLoop(run, expressions.train, setup.device)
             loop.steps(range(len(loop.batches)))

@@ -41,7 +41,7 @@ from unittest import mock
 import pages
 import torch
 import whole_runs
-from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, tf32_allowed, too_far
+from contest import PLAIN, STACK, Metrics, Rival, contest, loss_faults, too_far
 from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
 from memory import peak_memory
@@ -53,6 +53,7 @@ from whole_runs import Repeats
 from discretegrad_lab import Run, Stack, recipe, stack_of_task
 from discretegrad_lab.report.document import Curve, Figure
 from discretegrad_lab.stack.lines import Line
+from discretegrad_lab.stack.precision import tf32
 from discretegrad_lab.tasks.bernoulli_vae import model as bernoulli
 from discretegrad_lab.tasks.bernoulli_vae.config import BernoulliVae
 from discretegrad_lab.tasks.bernoulli_vae.images import Split
@@ -258,8 +259,8 @@ def vae_rows(setup: Setup) -> Iterator[Row]:
     run = stacks[0][1][0]
     make_loop = partial(PlainVae, run, images.train, setup.device)
     steps = len(images.train) // run.batch
-    # stacks read the images again for each
-    with mock.patch.object(vae, "load_mnist", return_value=images), tf32_allowed():
+    # stacks read the images again for each; the plain loop multiplies matrices as they do
+    with mock.patch.object(vae, "load_mnist", return_value=images), tf32(True):
         yield from image_rows("vae", stacks, make_loop, steps, vae_faults, setup)
 
 
@@ -273,7 +274,7 @@ def vae_faults(plain_loss: float, stack: Stack, metrics: Metrics) -> list[str]:
 def bernoulli_rows(setup: Setup) -> Iterator[Row]:
     plan, images = setup.data
     split = Split(images.train[:50_000], images.test, images.test)
-    with mock.patch.object(bernoulli, "load_split", return_value=split), tf32_allowed():
+    with mock.patch.object(bernoulli, "load_split", return_value=split), tf32(True):
         for label in BERNOULLI:
             stacks = [(STACK, bernoulli_runs(label, members, plan)) for members in plan.bernoulli]
             run = stacks[0][1][0]

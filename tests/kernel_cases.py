@@ -362,3 +362,14 @@ def warm_up(step: Callable[[], object]) -> None:
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """What makes the CPU wait for the GPU is an error here."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

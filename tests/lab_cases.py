@@ -7,6 +7,7 @@ import torch
 from discretegrad_lab import tasks
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.stack import trainer
+from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.tasks.bernoulli_vae import recipes as bits
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.data import Images
@@ -17,6 +18,22 @@ from discretegrad_lab.tasks.vae.model import VaeModel
 def make_stack(runs, device="cpu", data=None, **options):
     """The stack of runs of one task."""
     return trainer.Stack(tasks.task(runs[0].task).model, runs, device, data, **options)
+
+
+def stacks_of(runs):
+    """The runs that are trained together, stack by stack."""
+    by_key = {}
+    for run in in_order(runs):
+        by_key.setdefault(run.stack_key, []).append(run)
+    return list(by_key.values())
+
+
+def tree(directory):
+    """Everything below a directory: files with their content, and folders."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }
 
 
 def recipes_with_runs():

@@ -90,7 +90,7 @@ def test_the_gate_of_samplers_finds(inputs, name, whole, monkeypatch):
     assert any(fault in message for message in faults(sampler, inputs))
 
 
-def test_a_speedup_is_never_reported_on_a_red_gate(inputs, capsys):
+def test_a_speedup_is_never_reported_on_a_red_gate(inputs):
     def raises(error):
         def sample(logits):
             raise error

@@ -14,7 +14,6 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import discretegrad
 from cases import (
@@ -43,6 +42,7 @@ from discretegrad.testing import (
     seeded,
     weights_like,
 )
+from watched_memory import Memory
 
 GUMBEL_RAO = [case for case in CASES if "num_draws" in case.options]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -317,34 +317,18 @@ def test_most_temperatures_need_no_explanation(case):
 # --- gumbel_rao: noise that belongs to a seed, made again in backward, a piece at a time
 
 
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(x, Tensor):
-                # an expanded tensor is as large as its memory
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
-
-
 @each_family
 def test_memory_of_gumbel_rao_does_not_grow_with_its_draws(family):
     logits = normal(4, 100, dtype=torch.float32).requires_grad_()
     largest = []
     for num_draws in (4000, 8000):
         arguments = {"num_draws": num_draws, "generator": seeded(1)}
-        with LargestTensor() as watch:
+        with Memory() as memory:
             sample = discretegrad.gumbel_rao(logits, family=family, **arguments)
-        assert watch.numel <= logits.numel()
-        with LargestTensor() as watch:
+        assert memory.most_numbers <= logits.numel()
+        with Memory() as memory:
             gradient(sample, logits)
-        largest.append(watch.numel)
+        largest.append(memory.most_numbers)
     assert largest[0] == largest[1] <= _seeded._CHUNK_NUMBERS
     # the pieces hold many draws, so that the limit is what keeps them small
     assert largest[0] > 1000 * logits.numel()

@@ -15,13 +15,13 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import discretegrad
 import oracles
 from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation
 from discretegrad.diagnose import cost, moments, problem, undrawn
 from discretegrad.testing import normal, seeded
+from watched_memory import Memory
 
 FAMILY_WISE = 1e-6
 P_VALUES = 100
@@ -365,24 +365,13 @@ def test_memory_grows_with_the_chunk_and_not_with_the_draws(untimed, monkeypatch
     # a table of constant size, 2.5 MB, which would hide what is looked for
     monkeypatch.setattr(moments, "_SIGNS", 10)
 
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            result = function(*arguments, **(keywords or {}))
-            for x in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(x, torch.Tensor):
-                    # what is stored: an expanded tensor is a view
-                    self.size = max(self.size, x.untyped_storage().nbytes())
-            return result
-
     logits = logits_of("categorical")
 
     def largest(draws, chunk_size):
         arguments = {"reference": torch.zeros_like(logits), "chunk_size": chunk_size}
-        with Largest() as seen:
+        with Memory() as memory:
             diagnosed(["leave_one_out"], num_draws=draws, **arguments)
-        return seen.size
+        return memory.largest
 
     # leave_one_out holds two samples of each draw
     assert largest(2000, 40) == largest(400, 40) <= 2 * 40 * logits.numel() * 8

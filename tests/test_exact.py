@@ -3,16 +3,15 @@
 import itertools
 import math
 import re
-import weakref
 from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracles
 from discretegrad import exact_expectation, exact_gradient
 from discretegrad.testing import assert_close, normal
+from watched_memory import Memory
 
 SAME = 1e-12
 """Largest difference in float64, where values are of order 1 to 100."""
@@ -227,36 +226,6 @@ def test_the_limit_itself_is_allowed_and_one_more_is_not(exact):
             ValueError, match=re.escape(f"max_outcomes=65536 joint outcomes, got {outcomes}")
         ):
             exact(torch.zeros(shape), torch.sum, family=family)
-
-
-class Memory(TorchDispatchMode):
-    """Follows the tensors made under it: the largest, and the most bytes alive at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = self.alive = self.peak = 0
-        self.known = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in torch.utils._pytree.tree_leaves(result):
-            if isinstance(x, torch.Tensor):
-                self._follow(x.untyped_storage())
-        return result
-
-    def _follow(self, storage):
-        key, size = storage.data_ptr(), storage.nbytes()
-        if key in self.known or size == 0:
-            return
-        self.known.add(key)
-        self.largest = max(self.largest, size)
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key, size):
-        self.known.discard(key)
-        self.alive -= size
 
 
 def memory_of(variables, chunk_size, exact):

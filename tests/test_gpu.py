@@ -9,7 +9,7 @@ import discretegrad
 from cases import DEFAULTS, SUBSETS, each, each_family
 from discretegrad._seeded import seeded_exponential, seeded_logistic
 from discretegrad.testing import Case, assert_discrete
-from kernel_cases import warm_up
+from kernel_cases import warm_up, without_waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -28,13 +28,9 @@ def test_no_call_makes_the_gpu_wait(case, tau):
     mask = torch.rand(64, 1000, device="cuda") < 0.9
     tau_rows = torch.full((64, 1), tau, device="cuda")
     case.sample(logits).backward(g)  # first calls may load kernels
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         for temperature in (tau, tau_rows):
             case.sample(logits, temperature, mask=mask).backward(g)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @each([*DEFAULTS, *SUBSETS])
@@ -196,15 +192,11 @@ def test_router_on_the_gpu(training, cuda_generator):
     discretegrad.sparse_mixer(logits, 2, **options)[0].sum().backward()  # loads kernels
     logits.grad = None
     draws = {"noise": torch.rand(64, 2, device="cuda")} if training else {}
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         weights, experts = discretegrad.sparse_mixer(
             logits, 2, generator=cuda_generator, **options, **draws
         )
         weights.sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     if training:
         draws = {"given": experts.cpu(), "noise": draws["noise"].cpu()}
     on_cpu = logits.detach().cpu().requires_grad_()

@@ -6,6 +6,7 @@ import torch
 import score_oracles
 from discretegrad import ESTIMATORS, Estimator, MuProp, Rebar, Reinforce, expectation
 from discretegrad.expectation import make_object
+from kernel_cases import without_waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -62,12 +63,8 @@ class Problem:
 
 def assert_never_waits(step):
     step()  # first calls may load kernels
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")

@@ -53,6 +53,7 @@ from kernel_cases import (
     surrounded,
     temperatures,
     warm_up,
+    without_waiting,
     words_of_all_sizes,
 )
 
@@ -362,12 +363,8 @@ def test_no_call_makes_the_gpu_wait(case):
 
     draw = case.drawn(case.sample(logits, tau, mask=mask))
     step()  # first calls may load kernels
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @each([REINMAX, BITS])

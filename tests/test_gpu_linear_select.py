@@ -8,7 +8,17 @@ from discretegrad.linear_select import blocks as in_blocks
 from discretegrad.linear_select import front
 from discretegrad.linear_select import tiles as in_tiles
 from discretegrad.nn import VectorQuantize
-from kernel_cases import CATEGORICAL, LEVEL, REINMAX, chi_square, each, normal, seeded, warm_up
+from kernel_cases import (
+    CATEGORICAL,
+    LEVEL,
+    REINMAX,
+    chi_square,
+    each,
+    normal,
+    seeded,
+    warm_up,
+    without_waiting,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -120,12 +130,8 @@ def test_no_call_makes_the_gpu_wait(kernels_only, monkeypatch):
     cut(monkeypatch, 256, 1024, torch.float32)
     inputs, g = problem(300, 5003, torch.float32)
     torch.autograd.grad(linear_select(*inputs), inputs, g)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         torch.autograd.grad(linear_select(*inputs), inputs, g)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_replayed_graphs_draw_anew(kernels_only, monkeypatch):
@@ -212,12 +218,8 @@ def test_quantiser_does_not_make_the_gpu_wait(kernels_only):
         torch.autograd.grad(code.sum() + loss, x)
 
     step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_memory_of_a_quantiser(kernels_only):

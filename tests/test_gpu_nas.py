@@ -92,7 +92,7 @@ def test_a_search_trains_and_goes_on(estimator, gradient):
         torch.testing.assert_close(second.state(0)[name], x, rtol=0.02, atol=0.02, msg=name)
 
 
-def test_two_processes_share_the_gpu(tmp_path, caplog):
+def test_two_processes_share_the_gpu(tmp_path):
     outcome = processes.execute(TINY.runs(), tmp_path / "runs", processes=2, device="cuda")
     assert outcome.complete
     assert len(outcome.finished) == len(TINY.runs())

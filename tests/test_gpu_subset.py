@@ -13,7 +13,7 @@ from discretegrad import Subset
 from discretegrad.families import counting
 from discretegrad.kernels.dispatch import fastest
 from discretegrad.testing import assert_discrete
-from kernel_cases import warm_up
+from kernel_cases import warm_up, without_waiting
 from subset_cases import OPTIONS, assert_near, check_steps, draws_of, gradients_of
 
 pytestmark = pytest.mark.gpu
@@ -90,13 +90,9 @@ def test_auto_takes_the_kernels_and_waits_for_nothing(name):
         return z, torch.autograd.grad(z, logits, g)[0]
 
     step("auto")  # loads kernels
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         torch.cuda.manual_seed(1)
         ours = step("auto")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.cuda.manual_seed(1)
     theirs = step("triton")
     assert all(map(torch.equal, ours, theirs))

@@ -81,7 +81,7 @@ def imports(path, *, top_level=False):
 
 # from what everybody may import to what nobody but users does
 ROOMS = [
-    ["_types", "_modes"],
+    ["_graph", "_modes", "_types"],
     ["_checks", "_math"],
     ["_attach", "_random", "_seeded"],
     ["families"],
@@ -102,6 +102,10 @@ LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 def room(module):
     parts = module.split(".")
     return parts[1] if parts[0] == "discretegrad" and len(parts) > 1 else None
+
+
+def test_every_file_and_folder_is_a_room():
+    assert {room(module_name(path)) for path in MODULES} - {None} == set(LEVELS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -146,7 +150,6 @@ def test_no_function_passes_more_than_seven_arguments_on(path):
             assert passed_on(node) <= 7, node.name
 
 
-# what is imported inside a function, where a user asks for it
 @pytest.mark.parametrize("path", EVERY_SOURCE, ids=name_of)
 def test_the_oldest_triton_can_read_every_kernel(path):
     """That of torch 2.6 takes "a or b" and "a < b", but no third part without parentheses."""
@@ -165,9 +168,8 @@ def test_the_oldest_triton_can_read_every_kernel(path):
     assert not chains
 
 
-OPTIONAL = {"plot.py": {"matplotlib"}, "result.py": {"matplotlib"}, "progress.py": {"rich"}}
-
-
+# what is imported inside a function, where a user asks for it
+OPTIONAL = {"plot.py": {"matplotlib"}, "progress.py": {"rich"}}
 # imported on the way to a kernel, and nowhere else
 WITHOUT_TRITON = ("dispatch.py", "samplers.py")
 TRITON = [

@@ -19,7 +19,6 @@ from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
 from discretegrad_lab.stack import bits, compilation, trainer
-from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
@@ -30,9 +29,9 @@ from discretegrad_lab.tasks.bernoulli_vae.images import Split, load_split
 from discretegrad_lab.tasks.bernoulli_vae.model import BernoulliVaeModel
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.evidence import DASH, Results
-from lab_cases import make_stack, searched, use_table, use_temperatures
+from lab_cases import make_stack, searched, stacks_of, use_table, use_temperatures
 from test_lab_capture import faults
-from test_lab_vae import Peak
+from watched_memory import Memory
 
 CPU = torch.device("cpu")
 BATCH, LATENTS, STEPS = 6, 4, 3
@@ -545,13 +544,6 @@ OMNIGLOT_TEST = "f81085b2ccfa13e0"
 # training
 
 
-def stacks_of(runs):
-    by_key = {}
-    for one in in_order(runs):
-        by_key.setdefault(one.stack_key, []).append(one)
-    return by_key.values()
-
-
 STEPS_OF = {"search": 200_000, "gradients": 300_000, "times": 3000}
 
 
@@ -572,7 +564,7 @@ def test_three_steps_of_every_recipe(name, chosen):
         if not released:
             assert one.learning_rate == (3e-4 if one.data == "fashion-mnist" else 1e-3)
     runs = list(dict.fromkeys(dataclasses.replace(one, **sizes) for one in whole))
-    stacks = list(stacks_of(runs))
+    stacks = stacks_of(runs)
     # every line alone, with all data sets in one stack
     assert len(stacks) == len(recipe.estimators)
     # the runs of one data set are those of the recipe of all
@@ -676,9 +668,9 @@ def test_the_guess_of_the_memory_of_a_member(key, evaluations, monkeypatch):
     peaks = []
     for members in (1, 2):
         runs = [run(key, evaluations, seed, **sizes) for seed in range(members)]
-        with Peak() as peak:
+        with Memory() as memory:
             make_stack(runs).advance()
-        peaks.append(peak.most)
+        peaks.append(memory.peak)
     # without the images of validation and test, of which there are few here
     evaluation = 4 * model._AT_ONCE * 5 * 784
     assert peaks[1] - peaks[0] < model.memory(runs[0]) - evaluation

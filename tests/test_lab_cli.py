@@ -34,7 +34,7 @@ from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
 from discretegrad_lab.watch import board
-from lab_cases import recipes_with_runs
+from lab_cases import recipes_with_runs, tree
 from lab_tiny import ESTIMATORS, TINY, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,14 +64,6 @@ def train(*arguments):
     result = call("run", "tiny", "--device", "cpu", *arguments)
     assert result.exit_code == 0, result.stderr
     return result
-
-
-def tree(directory):
-    """Every file below a directory with its content."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
-        for path in sorted(directory.rglob("*"))
-    }
 
 
 def lines(text):
@@ -267,7 +259,7 @@ def test_a_name_that_is_too_long_is_no_traceback(here, arguments):
     assert "too long" in result.output or arguments[0] in ("data", "plot", "report")
 
 
-def test_a_file_that_the_system_refuses_is_named(here, monkeypatch, capsys):
+def test_a_file_that_the_system_refuses_is_named(here, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "runs\x1b/loop")
 

@@ -186,7 +186,7 @@ STATUS = {
 
 
 @pytest.mark.parametrize("changes", STATUS.values(), ids=STATUS)
-def test_a_crafted_status(store, tmp_path, changes):
+def test_a_crafted_status(store, changes):
     # what a name that leaves the directory would find
     for place in (store.root, store.root / "polynomial"):
         (place / "secret").write_text("epoch,loss\n1,2\n")
@@ -359,7 +359,7 @@ def test_a_file_that_cannot_be_read(store, monkeypatch, kind, how):
 
 
 @pytest.mark.parametrize("how", ["a link", "a link to itself", "a directory"])
-def test_something_in_the_way_of_a_lock(store, tmp_path, how):
+def test_something_in_the_way_of_a_lock(store, how):
     lock = store.root / ".locks" / f"{BAD.identity}.lock"
     lock.unlink(missing_ok=True)
     INSTEAD[how](lock)

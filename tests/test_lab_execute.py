@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import oracles
 from discretegrad_lab.runs import checkpoints, disk, environment, files, plan
 from discretegrad_lab.runs import execute as module
 from discretegrad_lab.runs.execute import execute
@@ -28,7 +29,7 @@ from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import NewerStore, Saved, Status, Store, StoreError
 from discretegrad_lab.stack.trainer import EpochAbandoned
 from discretegrad_lab.tasks.polynomial.config import Polynomial
-from lab_cases import make_stack
+from lab_cases import make_stack, tree
 
 EPOCHS = 8
 DIVERGES = 9.0
@@ -188,10 +189,6 @@ def ends_well(store, tmp_path):
         assert results(store, runs) == results(whole, runs)
 
     return ends_well
-
-
-def tree(root):
-    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 # without interruption
@@ -975,13 +972,7 @@ def test_an_estimate_counts_what_each_estimator_took(store, monkeypatch):
 # the real trainer
 
 
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other make small tensors slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = pytest.fixture(oracles.one_thread)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 import oracles
 from discretegrad_lab import tasks
-from discretegrad_lab.stack.config import in_order
 from discretegrad_lab.stack.lines import Line
 from discretegrad_lab.stack.noise import Noise, mixed
 from discretegrad_lab.stack.score import draw, sample_count
@@ -19,24 +18,19 @@ from discretegrad_lab.tasks import pixels
 from discretegrad_lab.tasks.evidence import Results, Row
 from discretegrad_lab.tasks.vae import enumerated, scored, several
 from discretegrad_lab.tasks.vae import model as vae
-from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.large_recipes import SCORES
 from discretegrad_lab.tasks.vae.model import VaeModel
 from discretegrad_lab.tasks.vae.sample_recipes import RLOO
 from discretegrad_lab.tasks.vae.scored import ScoredVae
-from lab_cases import make_stack
+from lab_cases import make_stack, stacks_of
 from test_lab_capture import faults
-from test_lab_vae import IMAGES, Peak, batches, recording, train
+from test_lab_vae import CATEGORIES, IMAGES, LATENTS, batches, recording, run, train
+from watched_memory import Memory
 
 CPU = torch.device("cpu")
-LATENTS, CATEGORIES, BATCH, STEPS = 3, 4, 20, 20
+STEPS = 20
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
-
-
-def run(estimator="reinmax", **fields):
-    settings = {"latents": LATENTS, "categories": CATEGORIES, "batch": BATCH, "epochs": 12}
-    return Vae(estimator=estimator, **(settings | fields))
 
 
 def plain_network(sizes, activation):
@@ -209,13 +203,6 @@ def test_recipes_have_the_released_settings(name):
     assert shown == ({"reinmax"} if name == "vae-32x64" else set(recipe.keys()) - {"reinmax"})
 
 
-def stacks_of(runs):
-    by_key = {}
-    for one in in_order(runs):
-        by_key.setdefault(one.stack_key, []).append(one)
-    return by_key.values()
-
-
 @pytest.mark.parametrize("name", LARGE)
 def test_the_claim_about_the_large_model(name):
     recipe = tasks.recipe(name)
@@ -352,9 +339,9 @@ def test_the_guess_of_the_memory_of_more_samples(line, samples, monkeypatch):
     for one in (run("st", **large), run(line, samples=samples, **large)):
         task = enumerated.make_model([one], CPU)
         task.begin_epoch(0)
-        with Peak() as step:
+        with Memory() as step:
             torch.autograd.grad(task.losses()["train"].sum(), list(task.parameters.values()))
-        peaks.append((step.most, enumerated.memory(one)))
+        peaks.append((step.peak, enumerated.memory(one)))
     (least, base), (most, guess) = peaks
     assert most - least < guess - base < 4 * (most - least)
 

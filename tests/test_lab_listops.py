@@ -33,7 +33,7 @@ from discretegrad_lab.tasks.listops.model import ParsingModel
 from discretegrad_lab.tasks.listops.parse import parse
 from discretegrad_lab.tasks.listops.scored import ScoredParsing, make_model, memory, scored
 from discretegrad_lab.tasks.listops.trees import f1, merged_spans
-from lab_cases import make_stack
+from lab_cases import make_stack, stacks_of
 from listops_reference import TreeLstm
 from test_lab_capture import faults
 
@@ -626,10 +626,7 @@ def test_bad_settings_are_refused(fields, message):
 def test_three_steps_of_every_recipe(recipe):
     few = {**SMALL, "examples": 24, "epochs": 1, "draws": 3}
     runs = [dataclasses.replace(own, **few) for own in recipe.runs(seeds=[0, 1])]
-    by_stack = {}
-    for own in runs:
-        by_stack.setdefault(own.stack_key, []).append(own)
-    for members in by_stack.values():
+    for members in stacks_of(runs):
         stack = make_stack(members)
         assert stack.steps_per_epoch == 3
         metrics = stack.advance()

@@ -31,7 +31,7 @@ from discretegrad_lab.tasks.vae.measures import Bounds, log_weights, measure
 from discretegrad_lab.tasks.vae.model import VaeModel
 from lab_tiny import TINY
 from test_lab_pictures import IMAGES, RECIPE
-from test_lab_vae import Peak
+from watched_memory import Memory
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
 CPU = torch.device("cpu")
@@ -385,8 +385,8 @@ def test_the_guess_of_the_memory():
     model = VaeModel([one], CPU, images=IMAGES)
     ((x, logits),) = model.test_batches(measures._IMAGES)
     assert x.shape[1] == 20
-    with torch.no_grad(), Peak() as step:
+    with torch.no_grad(), Memory() as step:
         index = model.begin_aside(6).categories(logits, repeats=500)
         log_weights(model.decode, x, logits, index)
     weights = sum(x.nbytes for x in model.parameters.values())
-    assert step.most + weights < measures.memory(one) < 2 * (step.most + weights)
+    assert step.peak + weights < measures.memory(one) < 2 * (step.peak + weights)

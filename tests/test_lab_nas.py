@@ -216,7 +216,7 @@ def test_the_halves_of_the_images_are_those_of_the_benchmark():
     assert halves[0][:5].tolist() == [0, 5, 7, 11, 13]
 
 
-def test_commands_look_cells_up_and_refuse_what_is_none(tmp_path, monkeypatch):
+def test_commands_look_cells_up_and_refuse_what_is_none(monkeypatch):
     monkeypatch.setattr("discretegrad_lab.tasks.nas.commands.load", lambda _: nas_cases.TABLE)
     result = CliRunner().invoke(app, ["nas", "lookup", CONV_3, "--json"])
     (document,) = json.loads(result.stdout)

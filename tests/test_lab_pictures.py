@@ -120,7 +120,7 @@ def test_the_picture_shows_what_the_trained_models_make_of_the_images(store):
     assert torch.equal(samples["ST"].flatten(1), fresh.prior_samples(12)[0])
 
 
-def test_a_search_is_drawn_as_a_map(tmp_path, monkeypatch):
+def test_a_search_is_drawn_as_a_map(tmp_path):
     recipe = tasks.recipe("polynomial-temperatures")
     runs = recipe.runs(estimators=["st", "reinmax"])
     rows = tuple(

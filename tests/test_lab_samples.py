@@ -23,8 +23,8 @@ from discretegrad_lab.tasks.vae.scored import ScoredVae
 from discretegrad_lab.tasks.vae.several import SeveralVae
 from lab_cases import make_stack
 from test_lab_capture import faults
-from test_lab_large_vae import CPU, STEPS, Plain, divergence, in_double, log_q, run
-from test_lab_vae import CLOSE, IMAGES, train
+from test_lab_large_vae import CPU, STEPS, Plain, divergence, in_double, log_q
+from test_lab_vae import CLOSE, IMAGES, run, train
 
 one_thread = pytest.fixture(autouse=True, scope="module")(oracles.one_thread)
 SAMPLES = 3

@@ -28,6 +28,7 @@ from discretegrad_lab.runs.store import (
 )
 from discretegrad_lab.stack import config
 from discretegrad_lab.tasks.polynomial.config import Polynomial
+from lab_cases import tree
 from lab_disk import Died, Disk
 
 RUN = Polynomial(estimator="st", epochs=9)
@@ -89,10 +90,6 @@ def flip(path, position=-1, mask=0x10):
         (byte,) = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ mask]))
-
-
-def tree(root):
-    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import discretegrad
+import oracles
 from discretegrad import diagnose
 from discretegrad_lab.tasks.vae.study import __main__ as program
 from discretegrad_lab.tasks.vae.study import measure, page, rows
@@ -17,13 +18,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-3}
 SETTINGS = measure.MINIATURE
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As the workers of the study: sums in another order would show in a bias near zero."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# as the workers of the study: sums in another order would show in a bias near zero
+one_thread = pytest.fixture(autouse=True)(oracles.one_thread)
 
 
 @pytest.fixture(scope="module")

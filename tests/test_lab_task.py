@@ -88,7 +88,7 @@ def test_members_are_updated_as_torch_would():
         assert differs == [run.schedule != "constant", run.clip_norm is not None]
 
 
-def test_a_stack_with_all_of_it_goes_on_where_it_was(tmp_path):
+def test_a_stack_with_all_of_it_goes_on_where_it_was():
     whole, half, again = (Stack(ToyModel, RUNS) for _ in range(3))
     rows = [whole.advance() for _ in range(4)]
     for _ in range(2):

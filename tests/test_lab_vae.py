@@ -2,15 +2,12 @@
 
 import itertools
 import math
-import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import binary_cross_entropy, one_hot
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import oracles
 from discretegrad_lab.tasks.data import Images
@@ -18,6 +15,7 @@ from discretegrad_lab.tasks.vae import model as vae
 from discretegrad_lab.tasks.vae.config import Vae
 from discretegrad_lab.tasks.vae.model import VaeModel, negative_elbo
 from lab_cases import make_stack
+from watched_memory import Memory
 
 CPU = torch.device("cpu")
 LATENTS, CATEGORIES, BATCH = 3, 4, 20
@@ -356,35 +354,15 @@ def test_a_stack_trains_it(monkeypatch):
     assert resumed.advance() == again.advance()
 
 
-class Peak(TorchDispatchMode):
-    """The most bytes, of tensors made within, that were there at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.most = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = filter(torch.is_tensor, tree_leaves((args, kwargs)))
-        old = {x.untyped_storage()._cdata for x in given}
-        result = function(*args, **(kwargs or {}))
-        for x in filter(torch.is_tensor, tree_leaves(result)):
-            storage = x.untyped_storage()
-            if storage._cdata not in self.sizes.keys() | old:
-                self.sizes[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, storage._cdata)
-        self.most = max(self.most, sum(self.sizes.values()))
-        return result
-
-
 @pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
 @pytest.mark.parametrize(("categories", "latents"), [(8, 4), (10, 30), (64, 8)])
 def test_the_guess_of_the_memory(estimator, categories, latents):
     one = run(estimator, categories=categories, latents=latents, batch=100)
     task = task_of(one, images=fake(test=1100))
-    with Peak() as tested:
+    with Memory() as tested:
         task.evaluate(10)
     # all members see the same 1000 images
-    of_test = tested.most - 1000 * 784 * 4
+    of_test = tested.peak - 1000 * 784 * 4
     task.begin_epoch(0)
     saved = {}
 

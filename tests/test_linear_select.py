@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.func import grad, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import discretegrad
@@ -27,6 +25,7 @@ from kernel_cases import (
     poisoned_memory,
     seeded,
 )
+from watched_memory import Memory
 
 TILED = [case for case in CATEGORICAL if case.name != "gumbel_rao"]
 # an error may be this much of the largest number; the reference rounds logits as the code does
@@ -142,27 +141,15 @@ def test_blocks_in_every_dtype(case, dtype, small_pieces):
     assert_all_close(gradients, expected(case, inputs, g, index, 0.7))
 
 
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.size = max(self.size, *made, 0)
-        return result
-
-
 @each(CATEGORICAL)
 def test_no_tensor_is_larger_than_a_block(case, monkeypatch):
     # the gradient of the head is the largest tensor that there must be
     inputs, g = problem(48, 64, torch.float32, width=8, out=4)
     monkeypatch.setattr(in_blocks, "_BLOCK_NUMBERS", 512)
     monkeypatch.setattr("discretegrad._seeded._CHUNK_NUMBERS", 512)
-    with LargestTensor() as largest:
+    with Memory() as memory:
         run(inputs, g, case)
-    assert largest.size == 64 * 8
+    assert memory.most_numbers == 64 * 8
 
 
 # the Triton path

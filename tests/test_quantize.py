@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import discretegrad
 from discretegrad.linear_select import blocks as in_blocks
@@ -14,6 +12,7 @@ from discretegrad.nn import VectorQuantize, distances
 from kernel_cases import CATEGORICAL, each, seeded
 from kernel_cases import normal as normal_in
 from ranks import on_two_ranks
+from watched_memory import Memory
 
 DIM, CODES = 3, 5
 TERMS = {"codebook_diversity_loss_weight": 0.3, "entropy_loss_weight": -0.2}
@@ -154,18 +153,6 @@ def test_a_code_that_nobody_uses_gives_no_nan():
     assert quantize.codebook.grad.isfinite().all()
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that a tensor had."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = (x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
-        self.numbers = max(self.numbers, *sizes, 0)
-        return result
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_all_distances_are_never_in_memory(training, monkeypatch):
     for module in (distances, in_blocks):
@@ -178,11 +165,11 @@ def test_all_distances_are_never_in_memory(training, monkeypatch):
         kept_for_backward.append(tensor.numel())
         return tensor
 
-    with Largest() as largest:
+    with Memory() as memory:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             code, _, loss = quantize(x)
         (code.square().sum() + loss).backward()
-    assert 2000 <= largest.numbers < 4000 < 200 * 100
+    assert 2000 <= memory.most_numbers < 4000 < 200 * 100
     assert sum(kept_for_backward) < 20_000 / 2
 
 

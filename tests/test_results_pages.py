@@ -168,14 +168,6 @@ def test_what_is_trained_has_a_page_of_its_own():
         )
 
 
-def test_stored_results_are_those_of_their_recipes():
-    for name in stored.ALWAYS:
-        runs = {run.identity for run in recipe(name).runs()}
-        assert {row.identity for row in stored.read(name).rows} == runs, (
-            f"run and report {name} again"
-        )
-
-
 def git(*words):
     """What git says of this checkout; nothing if there is none, or no git."""
     if shutil.which("git") is None:
@@ -326,7 +318,7 @@ def test_shares_of_the_time_are_those_of_stacks(column):
     assert overview.runs_table().count(f"in {stored.SETTINGS}") == 2
 
 
-def test_a_search_takes_as_long_as_its_longest_runs(tmp_path):
+def test_a_search_takes_as_long_as_its_longest_runs():
     """Runs that went on have the time of the rungs in theirs, and searches apart each their own."""
     search = recipe("vae-search-8x4")
     rows, taken = [], {}
@@ -740,7 +732,7 @@ def test_sizes_together_weigh_each_by_how_sure_it_is():
     assert pooled.pooled([Comparison(-0.7, 0.7, 0.0)]).p == pytest.approx(0.05)
 
 
-def test_sizes_together_leave_out_numbers_in_doubt(monkeypatch):
+def test_sizes_together_leave_out_numbers_in_doubt():
     read = [(stored.reading(x), x) for x in map(stored.read, stored.COLUMNS)]
     rows = lines_of(pooled.table(read, ("train", "test")))
     # ST has one at 10x30, STGS one at 8x16, both by test

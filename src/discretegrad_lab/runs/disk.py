@@ -143,7 +143,7 @@ def read(directory: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, bytes]
             document = _parse(directory, raw)
             contents = {}
             for kind, record in document["files"].items():
-                content = _verified(directory, kind, record, whole=kind in kinds)
+                content = _verified(directory, record, whole=kind in kinds)
                 if content is not None:
                     contents[kind] = content
             return document, contents
@@ -250,9 +250,7 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
 """What a status says, when it makes sense, and that in words."""
 
 
-def _verified(
-    directory: Path, kind: str, record: Mapping[str, Any], *, whole: bool
-) -> bytes | None:
+def _verified(directory: Path, record: Mapping[str, Any], *, whole: bool) -> bytes | None:
     """A file's content, if it is what was written; if not ``whole``, only its size is checked."""
     name, size, expected = record["name"], record["bytes"], record["sha256"]
     with _of_one_run(directory, name):

@@ -202,13 +202,8 @@ def load_images(name: str, directory: Path | None = None) -> Images:
     Raises:
         DataError: If a file is in none of the places, or damaged wherever it is.
     """
-    data_set = _data_set(name)
-    train, test = (
-        _read(data_set, file, directory).flatten(1)
-        for file in data_set.files
-        if isinstance(file, IdxFile) and len(file.shape) == 3
-    )
-    return Images(train, test)
+    train, test = _of_axes(3, name, directory)
+    return Images(train.flatten(1), test.flatten(1))
 
 
 def load_drawings(directory: Path | None = None) -> Tensor:
@@ -221,13 +216,18 @@ def load_drawings(directory: Path | None = None) -> Tensor:
 
 def load_labels(name: str, directory: Path | None = None) -> Labels:
     """What those images show; arguments and errors are those of ``load_images``."""
+    train, test = _of_axes(1, name, directory)
+    return Labels(train, test)
+
+
+def _of_axes(axes: int, name: str, directory: Path | None) -> list[Tensor]:
+    """The tensors of a data set that have so many axes."""
     data_set = _data_set(name)
-    train, test = (
+    return [
         _read(data_set, file, directory)
         for file in data_set.files
-        if isinstance(file, IdxFile) and len(file.shape) == 1
-    )
-    return Labels(train, test)
+        if isinstance(file, IdxFile) and len(file.shape) == axes
+    ]
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> list[Path]:

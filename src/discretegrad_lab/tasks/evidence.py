@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..stack.lines import line
@@ -242,6 +243,12 @@ def percent(share: float) -> str:
 def final(rows: Iterable[Row], metric: str) -> Summary:
     """A metric at the end of those runs that are finished."""
     return summarise([row.metrics[metric] for row in rows if metric in row.metrics])
+
+
+def average(results: Results, rows: Iterable[Row], metric: str) -> Summary:
+    """A metric averaged over all epochs of a run, also those that are not stored."""
+    curves = [results.curve(row, metric) for row in rows]
+    return summarise([fmean(every_epoch(curve)) for curve in curves if curve])
 
 
 def every_epoch(curve: Sequence[tuple[int, float]]) -> list[float]:

@@ -67,18 +67,18 @@ class Margin(NamedTuple):
         return all(self.means[key].count for key in (self.baseline, *keys))
 
 
-def margins(results: Results, metric: str = "train") -> Iterator[Margin]:
-    """For every row of the table and every baseline in it, as far as runs are finished."""
+def margins(results: Results) -> Iterator[Margin]:
+    """In train loss, for every row and every baseline in it, as far as runs are finished."""
     for setting in results.settings(_PANELS):
         part = results.part(**setting)
         published = table(str(setting["data"]), int(setting["evaluations"]))
         cells = published.cells
         released, exact, alike = (
-            final(part.where(estimator=key), metric)
+            final(part.where(estimator=key), "train")
             for key in (RELEASED, EXACT_DIVERGENCE, "reinmax")
         )
         for key in (key for key in cells if key != RELEASED):
-            theirs, cell = final(part.where(estimator=key), metric), cells[key]
+            theirs, cell = final(part.where(estimator=key), "train"), cells[key]
             readings = (cell, replace(cell, meaning="error"))
             agreement = Agreement(*(compare(theirs, x.summary) for x in readings))
             yield Margin(

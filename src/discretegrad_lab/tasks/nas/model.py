@@ -18,7 +18,7 @@ from ...stack.noise import Noise
 from ...stack.sampler import Sampler
 from ...stack.schedules import Schedule
 from .benchmark import COLUMNS, Benchmark, load
-from .cells import EDGES, LABELS, NONE, OPERATIONS, SKIP, Cell, reduced, to_number
+from .cells import EDGES, LABELS, NONE, OPERATIONS, SKIP, reduced, to_number
 from .config import Search
 from .images import RANDOM, Crops, Halves, first, load_halves
 from .network import Samples, Supernet
@@ -101,7 +101,6 @@ class SearchModel(Model):
         """Of the gradients at alpha, added up over the steps of an epoch."""
         self.counters = [self._squares]
         self._index = torch.zeros(1, len(EDGES), dtype=torch.int64, device=device)
-        self._cell: Cell = ()
 
     def begin_epoch(self, epoch: int) -> None:
         """Order and crops of the images, the temperature, and the numbers of the samples."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ...stack.lines import line
@@ -17,8 +16,8 @@ from ..evidence import (
     Row,
     Vote,
     arrival,
+    average,
     describe,
-    every_epoch,
     final,
     lower,
     percent,
@@ -57,8 +56,7 @@ class _Setting:
 
     def average(self, estimator: str) -> Summary:
         """The expected loss averaged over all epochs, also those that are not stored."""
-        curves = [self._results.curve(row, LOSS.name) for row in self._of(estimator)]
-        return summarise([fmean(every_epoch(curve)) for curve in curves if curve])
+        return average(self._results, self._of(estimator), LOSS.name)
 
     def steps(self, estimator: str) -> Summary:
         """Steps to near the optimum; infinitely many if a run does not come there."""

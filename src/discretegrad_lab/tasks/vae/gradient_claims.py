@@ -10,8 +10,8 @@ from ..evidence import (
     Results,
     Row,
     Vote,
+    average,
     describe,
-    every_epoch,
     final,
     lower,
     lower_in_pairs,
@@ -57,7 +57,7 @@ def accurate(along: str) -> Callable[[Results], Judgement]:
         )
         if along != OWN:
             return Judgement(votes, head)
-        speed = {key: _average(part, own) for key, own in rows.items()}
+        speed = {key: average(part, own, "train") for key, own in rows.items()}
         votes += [lower(speed["reinmax"], speed[key]) for key in _RIVALS]
         means = ", ".join(f"{line(key).label} {x.mean:.2f}" for key, x in speed.items())
         return Judgement(votes, f"{head}. The training loss averaged over all epochs: {means}")
@@ -74,11 +74,6 @@ def _by_epoch(results: Results, rows: list[Row]) -> dict[int, dict[int, float]]:
 
 def _lower(first: Mapping[int, float], second: Mapping[int, float]) -> Vote:
     return lower(summarise(list(first.values())), summarise(list(second.values())))
-
-
-def _average(results: Results, rows: list[Row]) -> Summary:
-    curves = [results.curve(row, "train") for row in rows]
-    return summarise([fmean(every_epoch(curve)) for curve in curves if curve])
 
 
 def baseline(key: str) -> Callable[[Results], Judgement]:
