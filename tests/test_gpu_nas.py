@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import avg_pool2d, cross_entropy, one_hot
 
 import nas_cases
-from discretegrad_lab.runs import mps, processes
+from discretegrad_lab.runs import processes
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.nas import pooling, slopes
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
@@ -96,8 +96,3 @@ def test_two_processes_share_the_gpu(tmp_path):
     outcome = processes.execute(TINY.runs(), tmp_path / "runs", processes=2, device="cuda")
     assert outcome.complete
     assert len(outcome.finished) == len(TINY.runs())
-
-
-def test_the_service_says_whether_it_runs():
-    with mps.shared_gpu("cuda") as why_not:
-        print("MPS:", why_not or "started")
