@@ -36,7 +36,7 @@ from discretegrad_lab.stack import optimisers, trainer
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks import data, nas, recipe
 from discretegrad_lab.tasks.evidence import DASH, Results, Row
-from discretegrad_lab.tasks.nas import benchmark, drawings, exhibits, images, pooling, slopes
+from discretegrad_lab.tasks.nas import benchmark, drawings, every, exhibits, images, pooling, slopes
 from discretegrad_lab.tasks.nas.cells import (
     CELLS,
     EDGES,
@@ -405,14 +405,15 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
     one_hot = torch.nn.functional.one_hot(torch.tensor(cell), 5).double()
 
     z = one_hot.clone().requires_grad_()
-    every = network.weights(flat, cell, every=True)
-    plain = nas_plain.PlainSupernet(2, 1).double().load(every.values())
+    weights = network.weights(flat, (), every=True)
+    plain = nas_plain.PlainSupernet(2, 1).double().load(weights.values())
     expected = cross_entropy(plain(x, z, form), labels)
     (expected_z,) = torch.autograd.grad(expected, z)
 
     z = one_hot.clone().requires_grad_()
-    weights = network.weights(flat, cell, every=form == "full")
-    loss = cross_entropy(network(x, weights, cell, Samples(z, form == "full")), labels)
+    joined = network.joined(flat) if form == "full" else None
+    weights = network.weights(flat, cell)
+    loss = cross_entropy(network(x, weights, cell, Samples(z, joined)), labels)
     (found_z,) = torch.autograd.grad(loss, z)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(found_z, expected_z)
@@ -429,9 +430,15 @@ def test_both_gradients_are_those_of_all_operations_together(form, cell):
         torch.testing.assert_close(x, y, msg=name)
 
 
+def use_kernels(monkeypatch):
+    """Here they run in Triton's interpreter."""
+    pytest.importorskip("triton")
+    for module in (every, pooling, slopes):
+        monkeypatch.setattr(module, "has_kernels", lambda x: x.dtype == torch.float32)
+
+
 @pytest.mark.parametrize("form", ["gdas", "full"])
 def test_the_kernels_of_a_gpu_give_the_same_gradient(form, monkeypatch):
-    pytest.importorskip("triton")
     network = Supernet(2, 1)
     generator = torch.Generator().manual_seed(3)
     weights = network.start(generator).unsqueeze(0)
@@ -441,13 +448,11 @@ def test_the_kernels_of_a_gpu_give_the_same_gradient(form, monkeypatch):
     found = []
     for _ in range(2):
         z = torch.nn.functional.one_hot(torch.tensor(cell), 5).float().requires_grad_()
-        parts = network.weights(weights, cell, every=form == "full")
-        loss = cross_entropy(network(x, parts, cell, Samples(z, form == "full")), torch.arange(6))
+        samples = Samples(z, network.joined(weights) if form == "full" else None)
+        parts = network.weights(weights, cell)
+        loss = cross_entropy(network(x, parts, cell, samples), torch.arange(6))
         found += torch.autograd.grad(loss, z)
-        monkeypatch.setattr(slopes, "_dots", slopes._dots_of_kernel)
-        monkeypatch.setattr(
-            "discretegrad_lab.tasks.nas.network.averages", pooling.averages_of_kernel
-        )
+        use_kernels(monkeypatch)
     torch.testing.assert_close(*found)
 
 
@@ -461,7 +466,7 @@ def test_a_gpu_without_triton_has_the_torch_path(monkeypatch):
     monkeypatch.setattr(dispatch, "_HAS_TRITON", False)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "discretegrad_lab.tasks.nas.kernels", raising=False)
-    assert slopes._dots([(torch.ones(3).as_subclass(OnGpu), None)]).tolist() == [3]
+    assert slopes.dots([(torch.ones(3).as_subclass(OnGpu), None)]).tolist() == [3]
     ones = torch.ones(1, 1, 2, 2)
     assert torch.Tensor(pooling.averages(ones.as_subclass(OnGpu))).equal(ones)
 
@@ -529,7 +534,7 @@ def test_a_step_of_the_architecture_asks_for_few_kernels():
     x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     cell = (3, 2, 3, 2, 3, 2)
     z = torch.nn.functional.one_hot(torch.tensor(cell), 5).float().requires_grad_()
-    loss = network(x, network.weights(weights, cell), cell, Samples(z, full=False)).sum()
+    loss = network(x, network.weights(weights, cell), cell, Samples(z)).sum()
     with Calls() as calls:
         torch.autograd.grad(loss, z)
     # of 15 cells with 6 edges: inner products and sums, which are one kernel on a GPU
@@ -1032,14 +1037,48 @@ SHAPES = [(1, 3, 1, 2), (2, 5, 3, 1), (4, 16, 8, 8), (3, 6, 7, 5)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
-def test_averages_of_neighbours(shape, order):
-    pytest.importorskip("triton")
+def test_averages_of_neighbours(shape, order, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, g = (torch.randn(shape, generator=generator).to(memory_format=order) for _ in range(2))
     x.requires_grad_()
-    found, expected = (f(x) for f in (pooling.averages_of_kernel, pooling.averages))
+    expected = pooling.averages(x)
+    use_kernels(monkeypatch)
+    found = pooling.averages(x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, g) for y in (found, expected)))
+
+
+# channels that are no power of two, of which rows are no multiple of 16 bytes, and several programs
+@pytest.mark.parametrize("channels", [1, 3, 4, 16])
+def test_sums_of_joined_convolutions(channels, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+
+    def image(width):
+        x = torch.randn(5, width, 9, 7, generator=generator)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    # of one edge and of three, whose convolutions are of two kinds each
+    alone, joined = image(2 * channels), image(6 * channels)
+    places = [(alone, 0), (joined, 0), (joined, 2)]
+    parts = [(y, position, image(channels)) for y, position in places]
+    expected = every.sums(parts)
+    assert expected.shape == (3, 4, 2 * channels)
+    use_kernels(monkeypatch)
+    torch.testing.assert_close(every.sums(parts), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_full_form_asks_for_one_convolution_of_each_node():
+    network = Supernet(2, 1)
+    weights = network.start(torch.Generator().manual_seed(0)).unsqueeze(0)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    # an edge leads from every node to the last one, which always has a gradient
+    for cell in ((3, 2, 3, 2, 3, 2), (3, 3, 3, 1, 0, 0)):
+        z = torch.nn.functional.one_hot(torch.tensor(cell), 5).float().requires_grad_()
+        parts = network.weights(weights, cell)
+        loss = network(x, parts, cell, Samples(z, network.joined(weights))).sum()
+        with Calls() as calls:
+            torch.autograd.grad(loss, z)
+        assert calls.counts["convolution"] == 3 * len(every.FROM), cell
 
 
 @pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)

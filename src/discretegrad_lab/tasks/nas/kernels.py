@@ -1,4 +1,4 @@
-"""Inner products of many pairs of tensors in one launch, and averages over neighbouring pixels.
+"""Inner products and sums of many pairs of tensors in one launch, and averages over neighbours.
 
 ATen has such averages too, which are slow where channels come last: by their number they are the
 kernels that took 16 us each, a fifth of a step's time on an H200, at tensors that are read and
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from discretegrad.kernels.launch import Plan, launch
+from discretegrad.kernels.launch import Plan, launch, power_of_two
 
 _BLOCK = 1024
 _PARTS = 32
@@ -56,6 +56,74 @@ def dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 @lru_cache(maxsize=1024)
 def _dots_plan(pairs: int, device: torch.device) -> Plan:
     return Plan(_dots_kernel, pairs * _PARTS, _WARPS, (_PARTS, _BLOCK))
+
+
+@triton.jit
+def _sums_kernel(
+    parts, table, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, COPIES: tl.constexpr,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Four sums over the pixels of a part, for each of ``COPIES * CHANNELS`` columns."""
+    pair, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    output = tl.load(table + 3 * pair).to(tl.pointer_type(tl.float32))
+    stride = tl.load(table + 3 * pair + 1).to(tl.int32)
+    gradient = tl.load(table + 3 * pair + 2).to(tl.pointer_type(tl.float32))
+    if CHANNELS % 4 == 0:
+        # every row begins at a multiple of 16 bytes, so that a thread can read four numbers at once
+        output, gradient = tl.multiple_of(output, 16), tl.multiple_of(gradient, 16)
+        stride = tl.multiple_of(stride, 4)
+    column = tl.arange(0, COLUMNS)[None, :]
+    sum_y = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sum_yy = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sum_gy = tl.zeros([ROWS, COLUMNS], tl.float32)
+    sum_g = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(part * ROWS, PIXELS, PARTS * ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        inside = (row < PIXELS) & (column < COPIES * CHANNELS)
+        y = tl.load(output + row * stride + column, inside, 0.0)
+        g = tl.load(gradient + row * CHANNELS + column % CHANNELS, inside, 0.0)
+        sum_y += y
+        sum_yy += y * y
+        sum_gy += g * y
+        sum_g += g
+    into = parts + tl.program_id(0) * (4 * COLUMNS) + tl.arange(0, COLUMNS)
+    tl.store(into, tl.sum(sum_y, 0))
+    tl.store(into + COLUMNS, tl.sum(sum_yy, 0))
+    tl.store(into + 2 * COLUMNS, tl.sum(sum_gy, 0))
+    tl.store(into + 3 * COLUMNS, tl.sum(sum_g, 0))
+
+
+def sums(parts: Sequence[tuple[Tensor, int, Tensor]], copies: int) -> Tensor:
+    """See ``every.sums``.
+
+    Args:
+        parts: An output, (images, outputs, height, width), the position of an edge in it, and a
+            gradient with its channels; float32, with the channels last in memory, all gradients of
+            one shape and of less than 2**31 elements, as the outputs.
+        copies: How many outputs an edge has for each channel of the gradient.
+    """
+    images, channels, height, width = parts[0][2].shape
+    pixels, columns = images * height * width, power_of_two(copies * channels)
+    bytes_of_edge = 4 * copies * channels
+    # what a caller frees after the launch is used again only after the kernel
+    rows = [
+        (y.data_ptr() + position * bytes_of_edge, y.shape[1], g.data_ptr())
+        for y, position, g in parts
+    ]
+    device = parts[0][0].device
+    table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    found = torch.empty(len(rows), _PARTS, 4, columns, device=device)
+    launch(_sums_plan(len(rows), pixels, channels, copies, columns, device), [found, table])
+    return found[..., : copies * channels].sum(1, dtype=torch.float64)
+
+
+@lru_cache(maxsize=1024)
+def _sums_plan(
+    pairs: int, pixels: int, channels: int, copies: int, columns: int, device: torch.device
+) -> Plan:
+    rows = max(1, _BLOCK // columns)
+    constants = (pixels, channels, copies, _PARTS, columns, rows)
+    return Plan(_sums_kernel, pairs * _PARTS, _WARPS, constants)
 
 
 @triton.jit

@@ -141,8 +141,10 @@ class SearchModel(Model):
             alpha = self.alpha.view_as(self.alpha)
             alpha.register_hook(self._add_square)
             samples = self._sampler.at(alpha, self._index)
-            full = self._run.gradient == "full"
-            logits = self._network(x, self._views, cell, Samples(samples[0], full))
+            joined = None
+            if self._run.gradient == "full":
+                joined = self._network.joined(self.weights.detach())
+            logits = self._network(x, self._views, cell, Samples(samples[0], joined))
         return cross_entropy(logits, labels).unsqueeze(0)
 
     def _add_square(self, gradient: Tensor) -> None:
@@ -174,8 +176,9 @@ class SearchModel(Model):
 def memory(run: Search) -> int:
     """A guess of the device memory of a search, of which a context on a GPU is a part."""
     stages = sum(run.channels * 2**stage * (32 // 2**stage) ** 2 for stage in range(3))
-    # of every edge: rectified, convolved and normalised, a gradient, and all other operations
-    tensors = len(EDGES) * (4 if run.gradient == "gdas" else 9)
+    # of every edge: rectified, convolved and normalised, a gradient; in the full form also the
+    # outputs of both convolutions, and averages
+    tensors = len(EDGES) * (4 if run.gradient == "gdas" else 7)
     activations = 4 * run.batch * stages * run.cells * tensors
     images = 2 * run.images * 3 * 40 * 40
     return int((1 << 30) + activations + images)

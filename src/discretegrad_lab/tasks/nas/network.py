@@ -9,17 +9,18 @@ Channels come last in memory, the order in which cuDNN's convolutions on tensor 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, linear, relu
 
 from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, Cell
+from .every import CONVOLUTIONS, FROM, Joined, SlopesOfAll
 from .pooling import averages
-from .slopes import Slopes, add, in_memory
+from .slopes import Node, Slopes, SlopesOfGdas, add
+from .weights import Joiner, Place, parts
 
 CLASSES = 10
 _KERNELS = {CONV_1: 1, CONV_3: 3}
@@ -28,29 +29,14 @@ _STEP = 4
 """A weight starts at a multiple of so many numbers, or 16 bytes, which cuDNN may read at once."""
 
 
-class Place(NamedTuple):
-    """Where a weight lies in the tensor of all weights."""
-
-    start: int
-    shape: tuple[int, ...]
-    bound: float | None
-    """It starts out uniform between this and its negative, or at ``value`` if there is none."""
-    value: float
-
-    @property
-    def end(self) -> int:
-        """The first number that is not part of it."""
-        return self.start + math.prod(self.shape)
-
-
 class Samples(NamedTuple):
     """One-hot samples of the operations, through which the architecture gets its gradient."""
 
     one_hot: Tensor
     """(6, 5)"""
-    full: bool
-    """Whether each operation gets what it would have made of its input, or all that were not
-    chosen the same, as in GDAS."""
+    joined: Joined | None = None
+    """See ``Supernet.joined``: with it each operation gets what it would have made of its input,
+    without it all that were not chosen get the same, as in GDAS."""
 
 
 Weights = Mapping[str, Tensor]
@@ -81,6 +67,20 @@ class Supernet:
         bound = 1 / math.sqrt(widths[-1])
         self._add("head.linear", (CLASSES, widths[-1]), bound)
         self._add("head.offset", (CLASSES,), bound)
+        self._joiner = Joiner(
+            {
+                name: [
+                    [
+                        self.places[f"{_name(name, edge, operation)}.kernel"]
+                        for edge in edges
+                        for operation in CONVOLUTIONS
+                    ]
+                    for edges in FROM
+                ]
+                for names in self._stages
+                for name in names
+            }
+        )
         self._always = {name for name in self.places if not name.startswith("stage")}
         self._needed: dict[Cell | None, list[str]] = {}
 
@@ -132,9 +132,11 @@ class Supernet:
             chosen = {*self._always, *self._chosen(cell)}
             self._needed[key] = [name for name in self.places if every or name in chosen]
         names = self._needed[key]
-        apply: Callable[..., tuple[Tensor, ...]] = _Parts.apply
-        parts = apply(flat, [self.places[name] for name in names])
-        return dict(zip(names, parts, strict=True))
+        return dict(zip(names, parts(flat, [self.places[name] for name in names]), strict=True))
+
+    def joined(self, flat: Tensor) -> Joined:
+        """All convolutions that read a node as one, for each cell and node; see ``every``."""
+        return self._joiner(flat)
 
     def _chosen(self, cell: Cell) -> list[str]:
         own = [(edge, operation) for edge, operation in enumerate(cell) if operation in _KERNELS]
@@ -156,8 +158,8 @@ class Supernet:
             cell: The operations to run.
             samples: What the architecture gets a gradient through; without them it gets none.
         """
-        plan = _Plan.of(cell, full=samples is not None and samples.full)
-        slopes = None if samples is None else Slopes(*samples)
+        slopes = _slopes(samples, cell)
+        plan = _Plan.of(cell, full=isinstance(slopes, SlopesOfAll))
         x = _norm(conv2d(x, weights["stem.kernel"], padding=1), weights, "stem")
         for stage, names in enumerate(self._stages):
             if stage:
@@ -166,6 +168,14 @@ class Supernet:
                 x = _run_cell(_Cell(name, weights, plan, slopes), x)
         x = relu(_normalised(x))
         return linear(x.mean((2, 3)), weights["head.linear"], weights["head.offset"])
+
+
+def _slopes(samples: Samples | None, cell: Cell) -> Slopes | None:
+    if samples is None:
+        return None
+    if samples.joined is None:
+        return SlopesOfGdas(samples.one_hot, cell)
+    return SlopesOfAll(samples.one_hot, samples.joined)
 
 
 def _name(cell: str, edge: int, operation: int) -> str:
@@ -227,10 +237,8 @@ class _Cell(NamedTuple):
     plan: _Plan
     slopes: Slopes | None
 
-    def output(self, operation: int, edge: int, x: Tensor, rectified: Tensor) -> Tensor | None:
-        """What an operation makes of a node; None is a tensor of zeros."""
-        if operation == NONE:
-            return None
+    def output(self, operation: int, edge: int, x: Tensor, rectified: Tensor) -> Tensor:
+        """What an operation other than none makes of a node."""
         if operation == SKIP:
             return x
         if operation == POOL:
@@ -239,19 +247,9 @@ class _Cell(NamedTuple):
         y = conv2d(rectified, kernel, padding=_KERNELS[operation] // 2)
         return _normalised(y)
 
-    def others(self, edge: int, x: Tensor, rectified: Tensor) -> dict[int, Tensor]:
-        """What the operations that were not chosen make of a node, without a gradient."""
-        chosen, outputs = self.plan.operations[edge], {}
-        with torch.no_grad():
-            for operation in range(len(OPERATIONS)):
-                y = None if operation == chosen else self.output(operation, edge, x, rectified)
-                if y is not None:
-                    outputs[operation] = y
-        return outputs
-
 
 def _run_cell(cell: _Cell, x: Tensor) -> Tensor:
-    plan = cell.plan
+    plan, slopes = cell.plan, cell.slopes
     nodes: dict[int, tuple[Tensor, Tensor]] = {}
     node = x
     for number in range(NODES):
@@ -260,6 +258,8 @@ def _run_cell(cell: _Cell, x: Tensor) -> Tensor:
         if number:
             node = _run_node(cell, number, nodes, x)
         nodes[number] = node, relu(node) if number in plan.rectified else node
+        if isinstance(slopes, SlopesOfAll) and number < len(FROM):
+            slopes.see(Node(cell.name, number), *nodes[number])
     return node
 
 
@@ -269,53 +269,10 @@ def _run_node(
     """The sum of what the chosen operations make of earlier nodes."""
     plan, slopes = cell.plan, cell.slopes
     outputs: dict[int, Tensor] = {}
-    others: dict[tuple[int, int], Tensor] = {}
     for edge, (end, start) in enumerate(EDGES):
-        if end != number:
-            continue
         operation = plan.operations[edge]
-        # a node that no chosen operation reads counts for nobody but those that were not chosen
-        if plan.full and number in plan.read:
-            made = cell.others(edge, *nodes[start])
-            others |= {(edge, operation): y for operation, y in made.items()}
-        if operation != NONE:
-            y = cell.output(operation, edge, *nodes[start])
-            assert y is not None
-            outputs[edge] = y
+        if end == number and operation != NONE:
+            outputs[edge] = cell.output(operation, edge, *nodes[start])
     if slopes is not None and number in plan.read:
-        places = {(edge, plan.operations[edge]): y for edge, y in outputs.items()}
-        return slopes.add_up(number, places, others, like)
+        return slopes.add_up(Node(cell.name, number), outputs, like)
     return add(list(outputs.values()), like)
-
-
-class _Parts(torch.autograd.Function):
-    """Parts of a tensor (1, size), whose gradient is one tensor again, zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, places: Sequence[Place]) -> tuple[Tensor, ...]:
-        ctx.places, ctx.size = places, flat.shape[1]
-        return _cut(flat, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].new_zeros(1, ctx.size)
-        pieces = [x.view(-1) for x in _pieces(total, ctx.places)]
-        torch._foreach_copy_(pieces, [in_memory(g) for g in gradients])
-        return total, None
-
-
-def _cut(flat: Tensor, places: Sequence[Place]) -> tuple[Tensor, ...]:
-    return tuple(
-        # a kernel lies in memory with the channels last
-        piece.view(place.shape[0], *place.shape[2:], place.shape[1]).permute(0, 3, 1, 2)
-        if len(place.shape) == 4
-        else piece.view(place.shape)
-        for piece, place in zip(_pieces(flat, places), places, strict=True)
-    )
-
-
-def _pieces(flat: Tensor, places: Sequence[Place]) -> tuple[Tensor, ...]:
-    # places come in order: one call for all of them, and what lies between two is left out
-    ends = [0, *(x for place in places for x in (place.start, place.end)), flat.shape[1]]
-    pieces: tuple[Tensor, ...] = flat[0].split([end - start for start, end in pairwise(ends)])
-    return pieces[1::2]

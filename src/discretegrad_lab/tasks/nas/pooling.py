@@ -17,25 +17,23 @@ def averages(x: Tensor) -> Tensor:
         x: (images, channels, height, width)
     """
     if has_kernels(x):
-        return averages_of_kernel(x)
+        apply: Callable[[Tensor], Tensor] = _Averages.apply
+        return apply(x)
     return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
 
-def averages_of_kernel(x: Tensor) -> Tensor:
-    """The same by kernels of our own, which take float32 only."""
-    apply: Callable[[Tensor], Tensor] = _Averages.apply
-    return apply(x)
-
-
 class _Averages(torch.autograd.Function):
+    """The same by kernels, which take float32 only."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        from .kernels import averages as of_kernel
+        from . import kernels
 
-        return of_kernel(x.contiguous(memory_format=torch.channels_last))
+        return kernels.averages(x.contiguous(memory_format=torch.channels_last))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        from .kernels import averages as of_kernel
+        from . import kernels
 
-        return of_kernel(g.contiguous(memory_format=torch.channels_last), transposed=True)
+        g = g.contiguous(memory_format=torch.channels_last)
+        return kernels.averages(g, transposed=True)

@@ -5,83 +5,97 @@ architecture has hundreds of them, so they are put off until the last node has i
 then computed together.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from discretegrad.kernels.dispatch import runs_on
 
-from .cells import EDGES, NODES, OPERATIONS
+from .cells import EDGES, NODES, OPERATIONS, Cell
 
-_PLACES = len(EDGES) * len(OPERATIONS)
-Place = tuple[int, int]
-"""An edge and an operation."""
+PLACES = len(EDGES) * len(OPERATIONS)
+"""Operations of all edges; that of an operation is its edge's number times theirs, plus its own."""
 
 
-class Slopes:
+class Node(NamedTuple):
+    """One of the whole network."""
+
+    cell: str
+    number: int
+
+
+class Slopes(ABC):
     """Adds up nodes such that the samples of their edges get a gradient.
-
-    With g the gradient of a node, the sample of an operation j gets g·output_j in the full form.
-    GDAS multiplies the chosen output by its weight and adds the plain number w_j of each other
-    operation to it: there these get the sum of the elements of g.
 
     Args:
         one_hot: The samples, (6, 5).
-        full: Whether the full form is wanted.
     """
 
-    def __init__(self, one_hot: Tensor, full: bool) -> None:
-        self.full = full
+    keeps_outputs: bool
+    """Whether the gradient takes the outputs of which a node is the sum."""
+
+    def __init__(self, one_hot: Tensor) -> None:
+        apply: Callable[..., Tensor] = _Samples.apply
+        self._token = apply(one_hot, self)
+
+    def add_up(self, node: Node, outputs: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """A node from what the chosen operations gave.
+
+        Args:
+            node: Which one.
+            outputs: By edge; those that are zero are left out.
+            like: Has the shape of a node.
+        """
+        apply: Callable[..., Tensor] = _Node.apply
+        return apply(self._token, self, node, tuple(outputs), like.detach(), *outputs.values())
+
+    @abstractmethod
+    def note(self, node: Node, g: Tensor, outputs: Mapping[int, Tensor]) -> None:
+        """Take in the gradient of a node, for later."""
+
+    @abstractmethod
+    def gradient(self, one_hot: Tensor) -> Tensor:
+        """Of the samples, once all nodes have theirs."""
+
+
+class SlopesOfGdas(Slopes):
+    """GDAS multiplies the chosen output by its sample and adds each other sample as a number.
+
+    So with g the gradient of a node, the sample of the chosen operation gets g·output and every
+    other one the sum of the elements of g.
+
+    Args:
+        one_hot: The samples, (6, 5).
+        operations: Those that were chosen.
+    """
+
+    keeps_outputs = True
+
+    def __init__(self, one_hot: Tensor, operations: Cell) -> None:
+        super().__init__(one_hot)
+        self._operations = operations
         self._pairs: list[tuple[Tensor, Tensor | None]] = []
         self._places: list[int] = []
         """Of a pair, where its inner product is added: at an operation of an edge, or for the sum
         of a node's elements behind all of these."""
-        apply: Callable[..., Tensor] = _Samples.apply
-        self._token = apply(one_hot, self)
 
-    def add_up(
-        self,
-        node: int,
-        chosen: Mapping[Place, Tensor],
-        others: Mapping[Place, Tensor],
-        like: Tensor,
-    ) -> Tensor:
-        """A node from what the chosen operations gave.
-
-        Args:
-            node: Its number.
-            chosen: By edge and operation; those that are zero are left out.
-            others: What the operations that were not chosen would have given, in the full form.
-            like: Has the shape of a node.
-        """
-        apply: Callable[..., Tensor] = _Node.apply
-        places = [edge * len(OPERATIONS) + operation for edge, operation in (*chosen, *others)]
-        outputs = (*chosen.values(), *others.values())
-        return apply(self._token, self, node, places, like.detach(), len(chosen), *outputs)
-
-    def note(self, node: int, g: Tensor, places: Sequence[int], outputs: Sequence[Tensor]) -> None:
+    def note(self, node: Node, g: Tensor, outputs: Mapping[int, Tensor]) -> None:
         """Take in the gradient of a node, for later."""
-        g = g.contiguous(memory_format=torch.channels_last)
-        self._pairs += [(g, output) for output in outputs]
-        self._places += places
-        if not self.full:
-            self._pairs.append((g, None))
-            self._places.append(_PLACES + node - 1)
+        self._pairs += [(g, output) for output in outputs.values()]
+        self._places += [edge * len(OPERATIONS) + self._operations[edge] for edge in outputs]
+        self._pairs.append((g, None))
+        self._places.append(PLACES + node.number - 1)
 
     def gradient(self, one_hot: Tensor) -> Tensor:
         """Of the samples, once all nodes have theirs."""
-        total = one_hot.new_zeros(_PLACES + NODES - 1)
-        index = torch.tensor(self._places).to(total.device, non_blocking=True)
-        total.index_add_(0, index, _dots(self._pairs))
+        total = add_at(self._places, dots(self._pairs), one_hot.new_zeros(PLACES + NODES - 1))
         self._pairs, self._places = [], []
-        found = total[:_PLACES].view_as(one_hot)
-        if self.full:
-            return found
-        of_node = total[_PLACES:].unbind()
+        chosen, of_node = total[:PLACES].view_as(one_hot), total[PLACES:].unbind()
         elsewhere = torch.stack([of_node[end - 1] for end, _ in EDGES])
-        return torch.addcmul(found, 1 - one_hot, elsewhere.unsqueeze(1))
+        return torch.addcmul(chosen, 1 - one_hot, elsewhere.unsqueeze(1))
 
 
 class _Samples(torch.autograd.Function):
@@ -108,25 +122,25 @@ class _Node(torch.autograd.Function):
         ctx: Any,
         token: Tensor,
         slopes: Slopes,
-        node: int,
-        places: Sequence[int],
+        node: Node,
+        edges: Sequence[int],
         like: Tensor,
-        chosen: int,
         *outputs: Tensor,
     ) -> Tensor:
-        ctx.slopes, ctx.node, ctx.places, ctx.chosen = slopes, node, places, chosen
+        ctx.slopes, ctx.node, ctx.edges = slopes, node, edges
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*outputs)
-        total = add(outputs[:chosen], like)
-        return total.view_as(total) if chosen == 1 else total
+        if slopes.keeps_outputs:
+            ctx.save_for_backward(*outputs)
+        total = add(outputs, like)
+        return total.view_as(total) if len(outputs) == 1 else total
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        outputs = ctx.saved_tensors
         if g is not None:
-            ctx.slopes.note(ctx.node, g, ctx.places, outputs)
-        passed = [g if number < ctx.chosen else None for number in range(len(outputs))]
-        return None, None, None, None, None, None, *passed
+            outputs = dict(zip(ctx.edges, ctx.saved_tensors, strict=False))
+            in_order = g.contiguous(memory_format=torch.channels_last)
+            ctx.slopes.note(ctx.node, in_order, outputs)
+        return None, None, None, None, None, *[g for _ in ctx.edges]
 
 
 def add(parts: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -139,6 +153,12 @@ def add(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     return total
 
 
+def add_at(places: Sequence[int], values: Tensor, total: Tensor) -> Tensor:
+    """Add each value to the number at its place, and return all of these."""
+    index = torch.tensor(places, dtype=torch.int64).to(total.device, non_blocking=True)
+    return total.index_add_(0, index, values)
+
+
 def in_memory(x: Tensor) -> Tensor:
     """All elements in the order of channels that come last, as a view where that is theirs."""
     return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).reshape(-1)
@@ -149,18 +169,16 @@ def has_kernels(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and runs_on(x.device)
 
 
-def _dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+def dots(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """The inner product of each pair; without a second tensor the sum of the first one."""
     if has_kernels(pairs[0][0]):
-        return _dots_of_kernel(pairs)
+        from . import kernels
+
+        # the tensors themselves, in all but rare cases
+        order = torch.channels_last
+        return kernels.dots(
+            [(x, None if y is None else y.contiguous(memory_format=order)) for x, y in pairs]
+        )
     return torch.stack(
         [x.sum() if y is None else torch.dot(in_memory(x), in_memory(y)) for x, y in pairs]
     )
-
-
-def _dots_of_kernel(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    from .kernels import dots
-
-    # the tensors themselves, in all but rare cases
-    order = torch.channels_last
-    return dots([(x, None if y is None else y.contiguous(memory_format=order)) for x, y in pairs])
