@@ -22,6 +22,7 @@ from .model import Group, Model
 from .momentum import Momentum
 from .noise import Noise
 from .optimisers import Optimiser
+from .products import Product
 
 # steps of a CUDA graph: few replays are cheap, and a long graph takes long to capture
 _STEPS_OF_A_GRAPH = 20
@@ -155,12 +156,12 @@ class Stack:
         self, losses: Mapping[str, Tensor], by_loss: Mapping[str, Mapping[str, Group]]
     ) -> None:
         """Take in some losses, and update the groups of parameters that minimise them."""
-        updates: dict[str, Mapping[str, Tensor]] = {}
+        updates: dict[str, Mapping[str, Tensor | Product]] = {}
         for number, (loss, groups) in enumerate(by_loss.items(), 1):
-            leaves = [x for group in groups.values() for x in group.parameters.values()]
+            leaves = [x for group in groups.values() for x in group.leaves]
             gradients = iter(self.model.gradients(losses[loss], leaves, number < len(by_loss)))
             for name, group in groups.items():
-                updates[name] = dict(zip(group.parameters, gradients, strict=False))
+                updates[name] = group.take(gradients)
         names = [name for name in self._totals if name in losses]
         alive = self._take_in(
             [losses[name].detach() for name in names],

@@ -25,7 +25,15 @@ from discretegrad._types import Backend
 
 from ...stack.bits import Bits, Numbers, draw_bits
 from ...stack.compilation import compiled, compiled_with_gradients, worth_compiling
-from ...stack.layers import generators, mlp, of_member, start_as_glorot
+from ...stack.layers import (
+    factors_of,
+    generators,
+    keep_factors,
+    mlp,
+    of_member,
+    parameters_of,
+    start_as_glorot,
+)
 from ...stack.learned import RATE, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
@@ -33,6 +41,7 @@ from ...stack.stein import STEIN_HIDDEN
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
 from .decoder import reconstruction, sloped_reconstruction
+from .divergence import exact_divergence, sampled_divergence
 from .gradients import IMAGES, NAMES, STOPS, Point, compare_gradients
 from .images import Split, load_split
 
@@ -78,6 +87,12 @@ class BernoulliVaeModel(Model):
         self._noise, self._aside, self._pixels = (Noise(seeds, device) for _ in range(3))
         self.steps_per_epoch = run.steps_per_epoch
 
+        # large stacks, where a step is all memory traffic, and all long runs
+        elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
+        self._fuse = worth_compiling(device, elements, steps)
+        row = ESTIMATORS[run.line.row]
+        self._has_slopes = row.kind == "score" and row.needs_grad_f
+        """Whether the estimator asks for the slopes of f."""
         self._make_networks()
         self._evaluations = 0
         self._choose_what_to_compile()
@@ -104,16 +119,21 @@ class BernoulliVaeModel(Model):
         activation = partial(nn.LeakyReLU, run.slope)
         self._encoder = mlp(starts, sizes, activation)
         self._decoder = mlp(starts, sizes[::-1], activation)
-        parameters: dict[str, Tensor] = {}
-        for name, network in (("encoder", self._encoder), ("decoder", self._decoder)):
+        networks = {"encoder": self._encoder, "decoder": self._decoder}
+        for network in networks.values():
             if run.start == "glorot":
                 start_as_glorot(network, starts)
             network.to(device)
-            parameters |= {f"{name}.{part}": x for part, x in network.named_parameters()}
+        if self._fuse:
+            keep_factors(self._encoder, run.batch)
+        # a decoder with slopes makes gradients of its own, and may be asked several times
+        if self._fuse and not self._has_slopes:
+            keep_factors(self._decoder, run.evaluations * run.batch)
+        parameters = parameters_of(**networks)
         self._prior = torch.zeros(self._members, run.latents, device=device)
         if run.prior != "uniform":
             parameters["prior"] = self._prior.requires_grad_()
-        self.groups["model"] = Group.of_runs(parameters, runs)
+        self.groups["model"] = Group.of_runs(parameters, runs, factors=factors_of(**networks))
         taus = [member.tau for member in runs]
         self._learned = make_learned(run.line, starts, taus, PIXELS + run.latents)
         if self._learned is not None:
@@ -123,22 +143,19 @@ class BernoulliVaeModel(Model):
             self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
 
     def _choose_what_to_compile(self) -> None:
-        """On a GPU, of large stacks, where a step is all memory traffic, and of all long runs."""
-        run, row = self._run, ESTIMATORS[self._run.line.row]
-        elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
-        fuse = worth_compiling(self._device, elements, steps)
-        # as a whole, but for what makes noise from seeds, which is a kernel of its own
+        """Steps as a whole, but for what makes noise from seeds, which is a kernel of its own."""
+        run, fuse = self._run, self._fuse
         in_parts = fuse and run.line.takes("seed")
         self._batch = compiled(batch_of) if fuse else batch_of
         self._encode = compiled(encode) if in_parts else encode
         self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
-        if row.kind == "score" and row.needs_grad_f:
+        if self._has_slopes:
             self._reconstruct = partial(sloped_reconstruction, run.slope)
         else:
             self._reconstruct = compiled(reconstruction) if in_parts else reconstruction
         self._costs_with_gradients = None
         if fuse and not in_parts:
-            leaves = [x for group in self.groups.values() for x in group.parameters.values()]
+            leaves = [x for group in self.groups.values() for x in group.leaves]
             self._costs_with_gradients = compiled_with_gradients(self.costs, leaves)
         self._gradients: list[Tensor] | None = None
         """Those of the latest losses, until they are asked for."""
@@ -407,20 +424,6 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor, two_logits: bool) -> 
     """The log-odds of the bits, (members, batch, latents)."""
     out = encoder(x)
     return 2 * out - 1 if two_logits else out
-
-
-def sampled_divergence(z: Tensor, logits: Tensor, prior: tuple[Tensor, Tensor]) -> Tensor:
-    """log q(z) - log p(z), (samples, members, batch); linear in z, also between 0 and 1."""
-    of_one, of_zero = (x.unsqueeze(1) for x in prior)
-    constant = -(softplus(logits) + of_zero).sum(-1)
-    return (z * (logits - of_one + of_zero)).sum(-1) + constant
-
-
-def exact_divergence(logits: Tensor, prior: tuple[Tensor, Tensor]) -> Tensor:
-    """Its expectation, (members, batch)."""
-    of_one, of_zero = (x.unsqueeze(1) for x in prior)
-    of_bits = logits.sigmoid() * (logsigmoid(logits) - of_one)
-    return (of_bits + (-logits).sigmoid() * (logsigmoid(-logits) - of_zero)).sum(-1)
 
 
 def memory(run: BernoulliVae) -> int:

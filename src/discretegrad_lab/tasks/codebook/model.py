@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ...stack.layers import generators, mlp
+from ...stack.layers import generators, mlp, parameters_of
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
@@ -75,11 +75,7 @@ class CodebookModel(Model):
         self._decoder = mlp(starts, sizes[::-1]).to(device)
         self.quantiser = Quantiser(runs, starts, device)
         self.buffers = self.quantiser.buffers
-        parameters: dict[str, Tensor] = {
-            f"{name}.{part}": parameter
-            for name, network in (("encoder", self._encoder), ("decoder", self._decoder))
-            for part, parameter in network.named_parameters()
-        }
+        parameters = parameters_of(encoder=self._encoder, decoder=self._decoder)
         self.groups["model"] = Group.of_runs(parameters, runs)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -56,6 +56,8 @@ class EnumeratedVae(VaeModel):
     The arguments are those of ``VaeModel``.
     """
 
+    once = False
+
     def __init__(
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
     ) -> None:

@@ -28,6 +28,8 @@ class ScoredVae(VaeModel):
     The arguments are those of ``VaeModel``.
     """
 
+    once = False
+
     def __init__(
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
     ) -> None:
