@@ -197,7 +197,7 @@ class Traffic(NamedTuple):
 
     parameters: int
     floor_bytes: int
-    """For parameters, gradients and moments: the formula above."""
+    """For parameters and moments, as the page counts it."""
     activation_bytes: int
     """For activations besides, if none of them stayed in a cache."""
 
@@ -212,7 +212,7 @@ def traffic(run: Vae | BernoulliVae) -> Traffic:
     # output; the gradient at the output is written once, and read for the weights and the input
     samples = run.evaluations if isinstance(run, BernoulliVae) else 1
     activations = sum(2 * i + 4 * o for i, o in [*coder, *samples * decoder]) - layers[0][1]
-    return Traffic(parameters, 36 * parameters + 4 * weights, 4 * run.batch * activations)
+    return Traffic(parameters, 28 * parameters + 4 * weights, 4 * run.batch * activations)
 
 
 # stacks against the plain loop
@@ -483,7 +483,7 @@ def floor_text(rows: Sequence[Row]) -> str:
     parameters, floor, activations = (int(row[name]) for name in Traffic._fields)
     speed, bandwidth = pages.tera(row["copy_bandwidth"]), float(row["copy_bandwidth"])
     return pages.wrapped(
-        f"With P = {parameters:,} and W = {(floor - 36 * parameters) // 4:,} these are "
+        f"With P = {parameters:,} and W = {(floor - 28 * parameters) // 4:,} these are "
         f"{floor / 1e6:.1f} MB, or {1e6 * floor / bandwidth:.1f} µs at "
         f"{speed}. Activations would add {activations / 1e6:.1f} MB, or "
         f"{1e6 * activations / bandwidth:.1f} µs, if none of them stayed in a cache: the input of "
