@@ -1,5 +1,6 @@
 """Architecture search: cells, the table, the supernet with both gradients, steps in turn."""
 
+import gc
 import gzip
 import hashlib
 import io
@@ -542,6 +543,28 @@ def test_a_step_of_the_architecture_asks_for_few_kernels():
     # what puts them together does not grow with the cells
     for name in ("stack", "new_zeros", "index_add_", "addcmul"):
         assert calls.counts[name] <= 2, name
+
+
+@pytest.mark.parametrize("gradient", ["gdas", "full"])
+def test_a_step_of_the_architecture_leaves_nothing_to_the_garbage_collector(gradient):
+    """Which may come after hundreds of steps, each with a copy of all kernels in the full form."""
+    model = nas_cases.small_model([nas_cases.run(gradient=gradient)])
+    model.begin_epoch(0)
+    model.prepare(0)
+
+    def in_memory():
+        return any(slopes.Slopes in type(x).__mro__ for x in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        loss = model.loss("architecture_loss").sum()
+        assert in_memory()
+        torch.autograd.grad(loss, model.alpha)
+        del loss
+        assert not in_memory()
+    finally:
+        gc.enable()
 
 
 def test_channels_come_last_in_memory():

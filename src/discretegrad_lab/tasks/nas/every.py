@@ -62,14 +62,12 @@ class SlopesOfAll(Slopes):
     """Those of every operation.
 
     Args:
-        one_hot: The samples, (6, 5).
         joined: The kernels of all convolutions.
     """
 
     keeps_outputs = False
 
-    def __init__(self, one_hot: Tensor, joined: Joined) -> None:
-        super().__init__(one_hot)
+    def __init__(self, joined: Joined) -> None:
         self._joined = joined
         self._read: dict[Node, Read] = {}
         self._gradients: dict[Node, Tensor] = {}
