@@ -384,6 +384,8 @@ def test_weights_lie_where_a_gpu_can_read_them(channels):
     used = torch.zeros_like(flat)
     for name, x in network.weights(flat, (), every=True).items():
         assert (x.data_ptr() - flat.data_ptr()) % 16 == 0, name
+    kernels = [x for nodes in network.joined(flat).values() for x in nodes]
+    assert all((x.data_ptr() - kernels[0].data_ptr()) % 16 == 0 for x in kernels)
     for x in network.weights(used, (), every=True).values():
         x += 1
     # no two share a number, and those of none stay zero: decay and momentum do not move them

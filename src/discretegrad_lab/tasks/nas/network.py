@@ -20,13 +20,11 @@ from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, C
 from .every import CONVOLUTIONS, FROM, Joined, SlopesOfAll
 from .pooling import averages
 from .slopes import Adder, Node, SlopesOfGdas, add
-from .weights import Joiner, Place, parts
+from .weights import Joiner, Place, parts, rounded_up
 
 CLASSES = 10
 _KERNELS = {CONV_1: 1, CONV_3: 3}
 """Operations with weights, and the width of their kernels."""
-_STEP = 4
-"""A weight starts at a multiple of so many numbers, or 16 bytes, which cuDNN may read at once."""
 
 
 class Samples(NamedTuple):
@@ -93,8 +91,7 @@ class Supernet:
         self, name: str, shape: tuple[int, ...], bound: float | None = None, value: float = 0.0
     ) -> None:
         end = self.size if self.places else 0
-        start = -(-end // _STEP) * _STEP
-        self.places[name] = Place(start, shape, bound, value)
+        self.places[name] = Place(rounded_up(end), shape, bound, value)
 
     def _convolution(self, name: str, inputs: int, outputs: int, kernel: int) -> None:
         # torch's own: uniform within one over the root of the inputs of a number
