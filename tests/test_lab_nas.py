@@ -1076,16 +1076,7 @@ def test_averages_of_neighbours(shape, order, monkeypatch):
 # channels that are no power of two, of which rows are no multiple of 16 bytes, and several programs
 @pytest.mark.parametrize("channels", [1, 3, 4, 16])
 def test_sums_of_joined_convolutions(channels, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-
-    def image(width):
-        x = torch.randn(5, width, 9, 7, generator=generator)
-        return x.contiguous(memory_format=torch.channels_last)
-
-    # of one edge and of three, whose convolutions are of two kinds each
-    alone, joined = image(2 * channels), image(6 * channels)
-    places = [(alone, 0), (joined, 0), (joined, 2)]
-    parts = [(y, position, image(channels)) for y, position in places]
+    parts = nas_cases.joined_parts((5, channels, 9, 7))
     expected = every.sums(parts)
     assert expected.shape == (3, 4, 2 * channels)
     use_kernels(monkeypatch)
@@ -1109,12 +1100,4 @@ def test_the_full_form_asks_for_one_convolution_of_each_node():
 @pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)
 def test_inner_products_of_many_pairs(counts):
     pytest.importorskip("triton")
-    from discretegrad_lab.tasks.nas.kernels import dots
-
-    generator = torch.Generator().manual_seed(0)
-    firsts, seconds = (
-        [torch.randn(count, generator=generator) for count in counts] for _ in range(2)
-    )
-    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
-    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
-    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)
+    nas_cases.check_inner_products(counts)
