@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, linear, relu
 
 from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, Cell
-from .every import CONVOLUTIONS, FROM, Joined, SlopesOfAll
+from .every import CONVOLUTIONS, EPSILON, FROM, Joined, SlopesOfAll
 from .pooling import averages
 from .slopes import Adder, Node, SlopesOfGdas, add
 from .weights import Joiner, Place, parts, rounded_up
@@ -184,9 +184,9 @@ def _norm(x: Tensor, weights: Weights, name: str) -> Tensor:
 
 
 def _normalised(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-    """By the means and variances of the batch, with torch's own epsilon."""
+    """By the means and variances of the batch."""
     # not the function of torch.nn, which looks at the shape first: a step has many of these
-    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, 1e-5, True)
+    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, EPSILON, True)
 
 
 def _reduce(x: Tensor, weights: Weights, name: str) -> Tensor:
