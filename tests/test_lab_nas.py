@@ -755,14 +755,16 @@ def test_operations_that_were_not_chosen_are_moved_by_momentum_and_decay():
     torch.testing.assert_close(model.weights[0, part], before[0, part] * factor)
 
 
-@pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
-def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator):
-    whole = nas_cases.stack(estimator=estimator, tau_end=0.1)
+@pytest.mark.parametrize(
+    ("estimator", "gradient"), [("reinmax", "gdas"), ("stgs", "gdas"), ("reinmax", "full")]
+)
+def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator, gradient):
+    whole, first, second = (
+        nas_cases.stack(estimator=estimator, gradient=gradient, tau_end=0.1) for _ in range(3)
+    )
     for _ in range(3):
         metrics = whole.advance()
-    first = nas_cases.stack(estimator=estimator, tau_end=0.1)
     first.advance()
-    second = nas_cases.stack(estimator=estimator, tau_end=0.1)
     second.load_state(0, first.state(0))
     second.epoch = 1
     second.advance()
