@@ -41,7 +41,7 @@ from files import MADE, ON_GPU, File, Row, with_spread
 from machine import Setup
 from memory import peak_memory
 from plain_tree import PlainLoop
-from profiles import by_kernel, kernel_rows
+from profiles import by_kernel, kernel_rows, kernels_table
 from script import Benchmark
 from timing import Entry, Pace
 
@@ -300,7 +300,7 @@ def blocks(results: pages.Results) -> dict[str, str]:
     return {
         "step": step_table(results.of(section="step")),
         "floor": floor_table(results.of(section="step")),
-        "profile": pages.kernels_table(results.of(section="profile")),
+        "profile": kernels_table(results.of(section="profile")),
     }
 
 

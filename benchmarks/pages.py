@@ -212,16 +212,6 @@ def table(rows: Sequence[Row], first: str, columns: Mapping[str, Cell]) -> str:
     return markdown([first, *list(columns)[1:]], lines) if rows else NOT_MEASURED
 
 
-def kernels_table(rows: Sequence[Row]) -> str:
-    """Launches and time of the kernels of each case, by name."""
-    columns: dict[str, Cell] = {
-        "": lambda row: f"{row['case']}: `{row['provider']}`",
-        "launches": lambda row: row["launches"],
-        "time": seconds,
-    }
-    return table(rows, "", columns)
-
-
 def joined(tables: Sequence[str]) -> str:
     return "\n\n".join(tables) or NOT_MEASURED
 

@@ -38,7 +38,7 @@ from contest import beside_plain
 from files import MADE, File, Row, with_spread
 from machine import RedGate, Setup, Unavailable, attempt
 from plain_search import PlainSearch
-from profiles import by_kernel, kernel_rows
+from profiles import ON_THE_CLOCK, by_kernel, kernel_rows, kernels_table
 from script import Benchmark
 from timing import block_seconds, rounded, spread
 from torch import nn
@@ -235,7 +235,7 @@ def profiled(gradient: str, setup: Setup) -> dict[str, Row]:
         stack.advance()
     alone = block_seconds(stack.advance, 1, setup) / stack.steps_per_epoch
     return {
-        "a step on the clock": {"seconds": rounded(alone)},
+        ON_THE_CLOCK: {"seconds": rounded(alone)},
         **by_kernel(stack.advance, 15, stack.steps_per_epoch),
     }
 
@@ -275,25 +275,27 @@ def blocks(results: pages.Results) -> dict[str, str]:
     """The generated parts of the page."""
     return {
         "step": step_table(results.of(section="step")),
-        "profile": pages.kernels_table(results.of(section="profile")),
+        "profile": kernels_table(results.of(section="profile")),
     }
 
 
 def step_table(rows: Sequence[Row]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
-        "": lambda row: row["provider"],
-        "processes": lambda row: row["processes"],
-        "gradient": lambda row: row["gradient"],
+        "": lambda row: f"{row['provider']}, {processes(row)}, {row['gradient']}",
         "a run-step": pages.seconds,
-        "a search of 39,100 steps": lambda row: minutes(row),
+        "39,100 steps of all": minutes,
         "vs the plain loop": lambda row: pages.ratio(row, "speedup"),
         "MPS": lambda row: row["mps"],
     }
     return pages.table(rows, "", columns)
 
 
+def processes(row: Row) -> str:
+    return "1 process" if row["processes"] == "1" else f"{row['processes']} processes"
+
+
 def minutes(row: Row) -> str:
-    """How long the searches of all processes take together."""
+    """How long the searches of all processes take, side by side."""
     return f"{39_100 * float(row['seconds']) * int(row['processes']) / 60:.0f} min"
 
 

@@ -46,6 +46,34 @@ def run(estimator="reinmax", seed=0, **changes):
     return Search(estimator=estimator, seed=seed, **SMALL | changes)
 
 
+def joined_parts(shape, device="cpu"):
+    """Outputs of joined convolutions with gradients of such a shape, as ``every.sums`` takes them:
+    of one edge and of three, whose convolutions are of two kinds each."""
+    generator = torch.Generator().manual_seed(0)
+    images, channels, *side = shape
+
+    def image(width):
+        x = torch.randn(images, width, *side, generator=generator).to(device)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    alone, joined = image(2 * channels), image(6 * channels)
+    places = [(alone, 0), (joined, 0), (joined, 2)]
+    return [(y, position, image(channels)) for y, position in places]
+
+
+def check_inner_products(counts, device="cpu"):
+    """Those of pairs of so many numbers each, and of tensors without a second one."""
+    from discretegrad_lab.tasks.nas.kernels import dots
+
+    generator = torch.Generator().manual_seed(0)
+    firsts, seconds = (
+        [torch.randn(count, generator=generator).to(device) for count in counts] for _ in range(2)
+    )
+    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
+    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
+    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)
+
+
 def stack(**changes):
     """That of one search."""
     return Stack(small_model, [run(**changes)])

@@ -369,16 +369,26 @@ def test_kernels_by_the_time_they_take(monkeypatch):
             ("short(int)", 1.0),
             ("(anonymous namespace)::long<float>(a)", 5.0),
             ("short(int)", 2.0),
+            ("_ZN4many5namesIfEEvT_", 3.0),
+            ("void many::names<int>(int)", 0.5),
         )
     ]
     monkeypatch.setattr(profiles, "events_on_gpu", lambda function: function() or events)
     called = []
-    found = profiles.by_kernel(lambda: called.append(1), 1, steps=2)
+    found = profiles.by_kernel(lambda: called.append(1), 2, steps=2)
     assert called
     assert found == {
-        "all": {"launches": "1.5", "seconds": 4e-6},
+        "all": {"launches": "2.5", "seconds": 5.75e-6},
         "long": {"launches": "0.5", "seconds": 2.5e-6},
+        "many::names": {"launches": "1", "seconds": 1.75e-6},
     }
+    row = {"case": "A", "status": "ok", "launches": "1", "seconds": "2e-6"}
+    # as they were stored once, and what is no kernel
+    for name, shown in (
+        ("void many::names f, Functor", "`many::names f, Functor`"),
+        ("all", "all"),
+    ):
+        assert f"| A: {shown} | 1 | 2 µs |" in profiles.kernels_table([row | {"provider": name}])
 
 
 TARGETS = {

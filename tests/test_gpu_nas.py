@@ -1,5 +1,7 @@
 """Architecture search on a CUDA device, and several processes that share one."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn.functional import avg_pool2d, cross_entropy, one_hot
@@ -9,6 +11,7 @@ from discretegrad_lab.runs import processes
 from discretegrad_lab.stack.trainer import Stack
 from discretegrad_lab.tasks.nas import every, pooling, slopes
 from discretegrad_lab.tasks.nas.network import Samples, Supernet
+from kernel_cases import without_waiting
 from lab_tiny import TINY
 
 pytestmark = [
@@ -16,6 +19,9 @@ pytestmark = [
     # of torch's own compiler
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
+
+STAGES = [(64, 16, 32, 32), (40, 32, 16, 16), (64, 64, 8, 8)]
+"""Shapes of nodes, one of them of the last batch of an epoch."""
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["gdas", "full"])
@@ -41,10 +47,11 @@ def test_gradients_are_those_of_a_cpu(full, monkeypatch):
 
 @pytest.mark.parametrize("full", [False, True], ids=["gdas", "full"])
 def test_kernels_give_the_gradients_of_the_torch_path(full, monkeypatch):
-    """At the real size, at the same point."""
+    """With the real channels and images, at the same point; of few cells, since many magnify what
+    float32 rounds: in 15 by a factor of 10,000 and more."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     cell = (3, 2, 1, 4, 3, 0)
-    network = Supernet(16, 5)
+    network = Supernet(16, 1)
     generator = torch.Generator().manual_seed(3)
     weights = network.start(generator).unsqueeze(0).cuda()
     x = torch.randn(64, 3, 32, 32, generator=generator).cuda()
@@ -58,11 +65,10 @@ def test_kernels_give_the_gradients_of_the_torch_path(full, monkeypatch):
         samples = Samples(z, network.joined(weights) if full else None)
         logits = network(x, network.weights(weights, cell), cell, samples)
         found += torch.autograd.grad(cross_entropy(logits, labels), z)
-    # so deep a network magnifies what float32 rounds
     torch.testing.assert_close(*found, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(64, 16, 32, 32), (40, 32, 16, 16), (64, 64, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [*STAGES, (5, 3, 9, 7)], ids=str)
 def test_averages_of_neighbours(shape):
     generator = torch.Generator().manual_seed(0)
     x, g = (torch.randn(shape, generator=generator).cuda() for _ in range(2))
@@ -72,6 +78,31 @@ def test_averages_of_neighbours(shape):
     assert type(found.grad_fn).__name__ == "_AveragesBackward"
     torch.testing.assert_close(found, exact.float())
     torch.testing.assert_close(*(torch.autograd.grad(y, x, g.to(y)) for y in (found, exact)))
+
+
+# of three channels, of which rows are no multiple of 16 bytes
+@pytest.mark.parametrize("shape", [*STAGES, (5, 3, 9, 7)], ids=str)
+def test_sums_of_joined_convolutions(shape, monkeypatch):
+    parts = nas_cases.joined_parts(shape, "cuda")
+    found = every.sums(parts)
+    monkeypatch.setattr(every, "has_kernels", lambda x: False)
+    torch.testing.assert_close(found, every.sums(parts), rtol=1e-5, atol=1e-2)
+
+
+def test_inner_products_of_many_pairs():
+    nas_cases.check_inner_products((1, 1025, 64 * 16 * 32 * 32), "cuda")
+
+
+@pytest.mark.parametrize("gradient", ["gdas", "full"])
+def test_a_step_waits_for_the_gpu_only_where_cells_are_drawn(gradient):
+    model = nas_cases.small_model([nas_cases.run(gradient=gradient)], "cuda")
+    model.begin_epoch(0)
+    for step in range(2):
+        model.prepare(step)
+        # the first step loads kernels
+        with without_waiting() if step else nullcontext():
+            for name, leaf in zip(model.loss_names, (model.weights, model.alpha), strict=True):
+                torch.autograd.grad(model.loss(name).sum(), leaf)
 
 
 @pytest.mark.parametrize(("estimator", "gradient"), [("reinmax", "full"), ("stgs", "gdas")])

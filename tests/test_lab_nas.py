@@ -1,5 +1,6 @@
 """Architecture search: cells, the table, the supernet with both gradients, steps in turn."""
 
+import gc
 import gzip
 import hashlib
 import io
@@ -383,6 +384,8 @@ def test_weights_lie_where_a_gpu_can_read_them(channels):
     used = torch.zeros_like(flat)
     for name, x in network.weights(flat, (), every=True).items():
         assert (x.data_ptr() - flat.data_ptr()) % 16 == 0, name
+    kernels = [x for nodes in network.joined(flat).values() for x in nodes]
+    assert all((x.data_ptr() - kernels[0].data_ptr()) % 16 == 0 for x in kernels)
     for x in network.weights(used, (), every=True).values():
         x += 1
     # no two share a number, and those of none stay zero: decay and momentum do not move them
@@ -542,6 +545,28 @@ def test_a_step_of_the_architecture_asks_for_few_kernels():
     # what puts them together does not grow with the cells
     for name in ("stack", "new_zeros", "index_add_", "addcmul"):
         assert calls.counts[name] <= 2, name
+
+
+@pytest.mark.parametrize("gradient", ["gdas", "full"])
+def test_a_step_of_the_architecture_leaves_nothing_to_the_garbage_collector(gradient):
+    """Which may come after hundreds of steps, each with a copy of all kernels in the full form."""
+    model = nas_cases.small_model([nas_cases.run(gradient=gradient)])
+    model.begin_epoch(0)
+    model.prepare(0)
+
+    def in_memory():
+        return any(slopes.Slopes in type(x).__mro__ for x in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        loss = model.loss("architecture_loss").sum()
+        assert in_memory()
+        torch.autograd.grad(loss, model.alpha)
+        del loss
+        assert not in_memory()
+    finally:
+        gc.enable()
 
 
 def test_channels_come_last_in_memory():
@@ -730,14 +755,16 @@ def test_operations_that_were_not_chosen_are_moved_by_momentum_and_decay():
     torch.testing.assert_close(model.weights[0, part], before[0, part] * factor)
 
 
-@pytest.mark.parametrize("estimator", ["reinmax", "stgs"])
-def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator):
-    whole = nas_cases.stack(estimator=estimator, tau_end=0.1)
+@pytest.mark.parametrize(
+    ("estimator", "gradient"), [("reinmax", "gdas"), ("stgs", "gdas"), ("reinmax", "full")]
+)
+def test_a_search_goes_on_where_it_stopped_bit_for_bit(estimator, gradient):
+    whole, first, second = (
+        nas_cases.stack(estimator=estimator, gradient=gradient, tau_end=0.1) for _ in range(3)
+    )
     for _ in range(3):
         metrics = whole.advance()
-    first = nas_cases.stack(estimator=estimator, tau_end=0.1)
     first.advance()
-    second = nas_cases.stack(estimator=estimator, tau_end=0.1)
     second.load_state(0, first.state(0))
     second.epoch = 1
     second.advance()
@@ -1051,16 +1078,7 @@ def test_averages_of_neighbours(shape, order, monkeypatch):
 # channels that are no power of two, of which rows are no multiple of 16 bytes, and several programs
 @pytest.mark.parametrize("channels", [1, 3, 4, 16])
 def test_sums_of_joined_convolutions(channels, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-
-    def image(width):
-        x = torch.randn(5, width, 9, 7, generator=generator)
-        return x.contiguous(memory_format=torch.channels_last)
-
-    # of one edge and of three, whose convolutions are of two kinds each
-    alone, joined = image(2 * channels), image(6 * channels)
-    places = [(alone, 0), (joined, 0), (joined, 2)]
-    parts = [(y, position, image(channels)) for y, position in places]
+    parts = nas_cases.joined_parts((5, channels, 9, 7))
     expected = every.sums(parts)
     assert expected.shape == (3, 4, 2 * channels)
     use_kernels(monkeypatch)
@@ -1084,12 +1102,4 @@ def test_the_full_form_asks_for_one_convolution_of_each_node():
 @pytest.mark.parametrize("counts", [(1,), (5, 1024, 1025), (70_000, 3, 32_768)], ids=str)
 def test_inner_products_of_many_pairs(counts):
     pytest.importorskip("triton")
-    from discretegrad_lab.tasks.nas.kernels import dots
-
-    generator = torch.Generator().manual_seed(0)
-    firsts, seconds = (
-        [torch.randn(count, generator=generator) for count in counts] for _ in range(2)
-    )
-    pairs = [*zip(firsts, seconds, strict=True), *((x, None) for x in firsts)]
-    expected = [(x.double() * (1 if y is None else y.double())).sum() for x, y in pairs]
-    torch.testing.assert_close(dots(pairs), torch.stack(expected).float(), rtol=1e-4, atol=1e-3)
+    nas_cases.check_inner_products(counts)

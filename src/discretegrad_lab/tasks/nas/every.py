@@ -27,7 +27,7 @@ from .pooling import averages
 from .slopes import PLACES, Node, Slopes, add_at, dots, has_kernels
 
 EPSILON = 1e-5
-"""Is added to variances, as in torch's own norm."""
+"""Is added to the variances of all norms, as by default in torch."""
 CONVOLUTIONS = (CONV_1, CONV_3)
 """In this order their outputs come in that of the joined convolution, edge by edge."""
 FROM = tuple(
@@ -62,14 +62,12 @@ class SlopesOfAll(Slopes):
     """Those of every operation.
 
     Args:
-        one_hot: The samples, (6, 5).
         joined: The kernels of all convolutions.
     """
 
     keeps_outputs = False
 
-    def __init__(self, one_hot: Tensor, joined: Joined) -> None:
-        super().__init__(one_hot)
+    def __init__(self, joined: Joined) -> None:
         self._joined = joined
         self._read: dict[Node, Read] = {}
         self._gradients: dict[Node, Tensor] = {}
@@ -152,10 +150,10 @@ def sums(parts: Sequence[Part]) -> Tensor:
             [(y.contiguous(memory_format=order), position, g) for y, position, g in parts],
             len(CONVOLUTIONS),
         )
-    found = []
+    of_edges = []
     for y, position, g in parts:
         width = len(CONVOLUTIONS) * g.shape[1]
         y = y.narrow(1, position * width, width).double()
         g = g.repeat(1, len(CONVOLUTIONS), 1, 1).double()
-        found.append(torch.stack([x.sum((0, 2, 3)) for x in (y, y * y, g * y, g)]))
-    return torch.stack(found)
+        of_edges.append(torch.stack([x.sum((0, 2, 3)) for x in (y, y * y, g * y, g)]))
+    return torch.stack(of_edges)

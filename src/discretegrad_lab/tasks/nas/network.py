@@ -17,16 +17,14 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, linear, relu
 
 from .cells import CONV_1, CONV_3, EDGES, NODES, NONE, OPERATIONS, POOL, SKIP, Cell
-from .every import CONVOLUTIONS, FROM, Joined, SlopesOfAll
+from .every import CONVOLUTIONS, EPSILON, FROM, Joined, SlopesOfAll
 from .pooling import averages
-from .slopes import Node, Slopes, SlopesOfGdas, add
-from .weights import Joiner, Place, parts
+from .slopes import Adder, Node, SlopesOfGdas, add
+from .weights import Joiner, Place, parts, rounded_up
 
 CLASSES = 10
 _KERNELS = {CONV_1: 1, CONV_3: 3}
 """Operations with weights, and the width of their kernels."""
-_STEP = 4
-"""A weight starts at a multiple of so many numbers, or 16 bytes, which cuDNN may read at once."""
 
 
 class Samples(NamedTuple):
@@ -93,8 +91,7 @@ class Supernet:
         self, name: str, shape: tuple[int, ...], bound: float | None = None, value: float = 0.0
     ) -> None:
         end = self.size if self.places else 0
-        start = -(-end // _STEP) * _STEP
-        self.places[name] = Place(start, shape, bound, value)
+        self.places[name] = Place(rounded_up(end), shape, bound, value)
 
     def _convolution(self, name: str, inputs: int, outputs: int, kernel: int) -> None:
         # torch's own: uniform within one over the root of the inputs of a number
@@ -158,24 +155,23 @@ class Supernet:
             cell: The operations to run.
             samples: What the architecture gets a gradient through; without them it gets none.
         """
-        slopes = _slopes(samples, cell)
-        plan = _Plan.of(cell, full=isinstance(slopes, SlopesOfAll))
+        adder = _adder(samples, cell)
+        plan = _Plan.of(cell, full=adder is not None and isinstance(adder.slopes, SlopesOfAll))
         x = _norm(conv2d(x, weights["stem.kernel"], padding=1), weights, "stem")
         for stage, names in enumerate(self._stages):
             if stage:
                 x = _reduce(x, weights, f"reduction{stage}")
             for name in names:
-                x = _run_cell(_Cell(name, weights, plan, slopes), x)
+                x = _run_cell(_Cell(name, weights, plan, adder), x)
         x = relu(_normalised(x))
         return linear(x.mean((2, 3)), weights["head.linear"], weights["head.offset"])
 
 
-def _slopes(samples: Samples | None, cell: Cell) -> Slopes | None:
+def _adder(samples: Samples | None, cell: Cell) -> Adder | None:
     if samples is None:
         return None
-    if samples.joined is None:
-        return SlopesOfGdas(samples.one_hot, cell)
-    return SlopesOfAll(samples.one_hot, samples.joined)
+    joined = samples.joined
+    return Adder(samples.one_hot, SlopesOfGdas(cell) if joined is None else SlopesOfAll(joined))
 
 
 def _name(cell: str, edge: int, operation: int) -> str:
@@ -188,9 +184,9 @@ def _norm(x: Tensor, weights: Weights, name: str) -> Tensor:
 
 
 def _normalised(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-    """By the means and variances of the batch, with torch's own epsilon."""
+    """By the means and variances of the batch."""
     # not the function of torch.nn, which looks at the shape first: a step has many of these
-    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, 1e-5, True)
+    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, EPSILON, True)
 
 
 def _reduce(x: Tensor, weights: Weights, name: str) -> Tensor:
@@ -235,7 +231,7 @@ class _Cell(NamedTuple):
     name: str
     weights: Weights
     plan: _Plan
-    slopes: Slopes | None
+    adder: Adder | None
 
     def output(self, operation: int, edge: int, x: Tensor, rectified: Tensor) -> Tensor:
         """What an operation other than none makes of a node."""
@@ -249,7 +245,8 @@ class _Cell(NamedTuple):
 
 
 def _run_cell(cell: _Cell, x: Tensor) -> Tensor:
-    plan, slopes = cell.plan, cell.slopes
+    plan = cell.plan
+    slopes = None if cell.adder is None else cell.adder.slopes
     nodes: dict[int, tuple[Tensor, Tensor]] = {}
     node = x
     for number in range(NODES):
@@ -267,12 +264,12 @@ def _run_node(
     cell: _Cell, number: int, nodes: Mapping[int, tuple[Tensor, Tensor]], like: Tensor
 ) -> Tensor:
     """The sum of what the chosen operations make of earlier nodes."""
-    plan, slopes = cell.plan, cell.slopes
+    plan, adder = cell.plan, cell.adder
     outputs: dict[int, Tensor] = {}
     for edge, (end, start) in enumerate(EDGES):
         operation = plan.operations[edge]
         if end == number and operation != NONE:
             outputs[edge] = cell.output(operation, edge, *nodes[start])
-    if slopes is not None and number in plan.read:
-        return slopes.add_up(Node(cell.name, number), outputs, like)
+    if adder is not None and number in plan.read:
+        return adder.add_up(Node(cell.name, number), outputs, like)
     return add(list(outputs.values()), like)

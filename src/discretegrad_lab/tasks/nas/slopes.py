@@ -28,18 +28,33 @@ class Node(NamedTuple):
 
 
 class Slopes(ABC):
-    """Adds up nodes such that the samples of their edges get a gradient.
-
-    Args:
-        one_hot: The samples, (6, 5).
-    """
+    """Takes in the gradients of all nodes, and makes that of the samples of them."""
 
     keeps_outputs: bool
     """Whether the gradient takes the outputs of which a node is the sum."""
 
-    def __init__(self, one_hot: Tensor) -> None:
+    @abstractmethod
+    def note(self, node: Node, g: Tensor, outputs: Mapping[int, Tensor]) -> None:
+        """Take in the gradient of a node, for later."""
+
+    @abstractmethod
+    def gradient(self, one_hot: Tensor) -> Tensor:
+        """Of the samples, (6, 5), once all nodes have theirs."""
+
+
+class Adder:
+    """Adds up nodes such that the samples of their edges get a gradient.
+
+    Args:
+        one_hot: The samples, (6, 5).
+        slopes: What makes their gradient. Autograd holds it too, so it holds nothing of autograd:
+            in a circle they would stay in memory until Python looks for such.
+    """
+
+    def __init__(self, one_hot: Tensor, slopes: Slopes) -> None:
         apply: Callable[..., Tensor] = _Samples.apply
-        self._token = apply(one_hot, self)
+        self.slopes = slopes
+        self._token = apply(one_hot, slopes)
 
     def add_up(self, node: Node, outputs: Mapping[int, Tensor], like: Tensor) -> Tensor:
         """A node from what the chosen operations gave.
@@ -50,15 +65,8 @@ class Slopes(ABC):
             like: Has the shape of a node.
         """
         apply: Callable[..., Tensor] = _Node.apply
-        return apply(self._token, self, node, tuple(outputs), like.detach(), *outputs.values())
-
-    @abstractmethod
-    def note(self, node: Node, g: Tensor, outputs: Mapping[int, Tensor]) -> None:
-        """Take in the gradient of a node, for later."""
-
-    @abstractmethod
-    def gradient(self, one_hot: Tensor) -> Tensor:
-        """Of the samples, once all nodes have theirs."""
+        edges, parts = tuple(outputs), outputs.values()
+        return apply(self._token, self.slopes, node, edges, like.detach(), *parts)
 
 
 class SlopesOfGdas(Slopes):
@@ -68,14 +76,12 @@ class SlopesOfGdas(Slopes):
     other one the sum of the elements of g.
 
     Args:
-        one_hot: The samples, (6, 5).
         operations: Those that were chosen.
     """
 
     keeps_outputs = True
 
-    def __init__(self, one_hot: Tensor, operations: Cell) -> None:
-        super().__init__(one_hot)
+    def __init__(self, operations: Cell) -> None:
         self._operations = operations
         self._pairs: list[tuple[Tensor, Tensor | None]] = []
         self._places: list[int] = []

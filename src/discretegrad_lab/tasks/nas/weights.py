@@ -13,6 +13,13 @@ from .slopes import in_memory
 
 _SIDE = 3
 """Of a joined kernel."""
+_STEP = 4
+"""A weight starts at a multiple of so many numbers, or 16 bytes, which cuDNN may read at once."""
+
+
+def rounded_up(end: int) -> int:
+    """Where a weight may start behind others."""
+    return -(-end // _STEP) * _STEP
 
 
 class Place(NamedTuple):
@@ -79,35 +86,43 @@ class Joiner:
 
     def __init__(self, places: Mapping[str, Sequence[Sequence[Place]]]) -> None:
         self._places = places
-        self._index, self._inside = _numbers(
-            [place for nodes in places.values() for node in nodes for place in node]
-        )
+        self._shapes = [
+            (sum(place.shape[0] for place in node), _SIDE, _SIDE, node[0].shape[1])
+            for nodes in places.values()
+            for node in nodes
+        ]
+        self._index, self._inside = _numbers([node for nodes in places.values() for node in nodes])
 
     def __call__(self, flat: Tensor) -> Joined:
         """From the tensor of all weights."""
         if self._index.device != flat.device:
             self._index, self._inside = self._index.to(flat.device), self._inside.to(flat.device)
         numbers = flat[0].take(self._index) * self._inside
-        shapes = [
-            (sum(place.shape[0] for place in node), _SIDE, _SIDE, node[0].shape[1])
-            for nodes in self._places.values()
-            for node in nodes
-        ]
-        pieces = zip(numbers.split([math.prod(shape) for shape in shapes]), shapes, strict=True)
-        kernels = (piece.view(shape).permute(0, 3, 1, 2) for piece, shape in pieces)
+        counts = [math.prod(shape) for shape in self._shapes]
+        pieces = numbers.split([rounded_up(count) for count in counts])
+        kernels = (
+            piece[:count].view(shape).permute(0, 3, 1, 2)
+            for piece, count, shape in zip(pieces, counts, self._shapes, strict=True)
+        )
         return {cell: [next(kernels) for _ in nodes] for cell, nodes in self._places.items()}
 
 
-def _numbers(places: Sequence[Place]) -> tuple[Tensor, Tensor]:
+def _numbers(nodes: Sequence[Sequence[Place]]) -> tuple[Tensor, Tensor]:
     """Which weight each number of the joined kernels is, and 0 where it is none, else 1."""
     index, inside = [], []
-    for place in places:
-        outputs, channels, side, _ = place.shape
-        pixels = _SIDE * _SIDE
-        own = torch.arange(place.start, place.end).view(outputs, side * side, channels)
-        # a kernel of one pixel lies in the middle
-        in_middle = torch.arange(pixels) == pixels // 2
-        here = torch.ones(pixels) if side == _SIDE else in_middle.float()
-        index.append(own.expand(outputs, pixels, channels).flatten())
-        inside.append(here.view(1, pixels, 1).expand(outputs, pixels, channels).flatten())
+    for node in nodes:
+        count = 0
+        for place in node:
+            outputs, channels, side, _ = place.shape
+            pixels = _SIDE * _SIDE
+            own = torch.arange(place.start, place.end).view(outputs, side * side, channels)
+            # a kernel of one pixel lies in the middle
+            in_middle = torch.arange(pixels) == pixels // 2
+            here = torch.ones(pixels) if side == _SIDE else in_middle.float()
+            index.append(own.expand(outputs, pixels, channels).flatten())
+            inside.append(here.view(1, pixels, 1).expand(outputs, pixels, channels).flatten())
+            count += index[-1].numel()
+        between = rounded_up(count) - count
+        index.append(torch.zeros(between, dtype=torch.int64))
+        inside.append(torch.zeros(between))
     return torch.cat(index), torch.cat(inside)
