@@ -29,7 +29,7 @@ from discretegrad_lab.tasks.halving import Ended, Goal, Halving, OtherSearch, Ru
 from discretegrad_lab.tasks.vae.published import settings
 from discretegrad_lab.tasks.vae.recipes import PAPER
 from discretegrad_lab.tasks.vae.search_recipes import CHOICE
-from lab_cases import searched, use_small_images, use_table
+from lab_cases import searched, tree, use_small_images, use_table
 from lab_tiny import tiny
 from lab_toy import TOY, Toy
 
@@ -742,6 +742,66 @@ def test_what_a_rung_makes_of_rows(tmp_path):
     # one that went on may have no number at the rung when it is trained again
     save(new, REINMAX[0], [{"expected_loss": math.nan}])
     assert goals_of(rung, REINMAX, new, rows) == expected
+
+
+def test_the_command_takes_rungs_from_results(old, tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old(5)
+    run = ("run", SEARCH.name, "--device", "cpu", "--results", "results")
+    plan = call(*run, "--dry-run")
+    assert "8 runs to train in 1 stack, 0 done before, 0 damaged." in plan
+    assert "the plan goes as far as" not in plan
+    # commands that it names are about these results, too
+    assert f"`discretegrad run {SEARCH.name} --results results --budget 1m`" in plan
+    shown = call(*run)
+    assert f"{SEARCH.name}: 8 finished " in shown
+    assert ", 12 dropped at a rung, in" in shown
+    assert len(list(Path("runs", "polynomial").iterdir())) == 8
+    assert f"Next: discretegrad report {SEARCH.name} --results results" in shown
+    assert "20 runs: 8 finished, 12 dropped." in call("report", SEARCH.name)
+    call("report", "--check")
+    assert "12 dropped at a rung, 8 done before" in call(*run)
+    # without the option it trains from rung to rung as ever
+    plain = call(*run[:-2], "--runs", "other", "--dry-run")
+    assert "20 runs to train" in plain
+    assert "the plan goes as far as epoch 1," in plain
+
+
+def test_the_command_says_what_is_wrong_with_results(old, tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old(5)
+    place = Path("results", SEARCH.name)
+    run = ("run", SEARCH.name, "--device", "cpu", "--results")
+
+    def refused(*arguments):
+        before = tree(tmp_path)
+        shown = call(*arguments, code=2)
+        assert tree(tmp_path) == before
+        return shown
+
+    nothing = f"expected results of {SEARCH.name} in {place / SEARCH.name}, got none; give the dire"
+    assert nothing in refused(*run, str(place))
+    other = refused(*run, "results", "--seeds", "0-1")
+    assert f"in {place}, got 20 runs of other configurations; give the directory" in other
+    # one seed more than was trained, or other rungs
+    for extra in (["--dry-run"], []):
+        shown = refused(*run, "results", "--seeds", "6-8", *extra)
+        assert "expected results in which 3 of 5 candidates of reinmax go on after epoch 1" in shown
+        assert "or search without them" in shown
+    shown = refused("run", "polynomial-headline", "--results", "results")
+    assert "expected a search with --results" in shown
+    assert "got polynomial-headline, where every run is trained to its end" in shown
+    # a report on seeds that the folder does not have keeps what is there
+    write_report(dataclasses.replace(SEARCH, seeds=(6, 7, 8)), Store("none"), tmp_path / "results")
+    assert [row.state for row in read(place).rows].count(DROPPED) == 12
+    damaged = (place / "runs.csv").read_text().replace("dropped", "started", 1)
+    (place / "runs.csv").write_text(damaged)
+    assert "expected runs.csv and curves.csv in" in refused(*run, "results")
+    assert "runs.csv with another checksum than checksums.json" in refused(*run, "results")
+    (place / "checksums.json").unlink()
+    shown = refused(*run, "results", "--dry-run")
+    assert "expected checksums.json in" in shown
+    assert "candidates of reinmax go on after epoch" in shown
 
 
 def test_the_search_at_4x24_goes_on_without_its_runs(tmp_path):
