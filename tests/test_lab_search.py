@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,20 +15,21 @@ from discretegrad_lab.report import section as sections
 from discretegrad_lab.report.entries import DASH
 from discretegrad_lab.report.folder import check, gather, read_section, write_report
 from discretegrad_lab.report.reading import of_recipe
-from discretegrad_lab.report.results import write
+from discretegrad_lab.report.results import read, write
 from discretegrad_lab.runs.execute import execute
 from discretegrad_lab.runs.listener import Listener, Outcome
 from discretegrad_lab.runs.options import StackOptions
-from discretegrad_lab.runs.search import NotMeasured, complete, goals_of, search
+from discretegrad_lab.runs.search import NotMeasured, complete, goals_of, next_runs, search
 from discretegrad_lab.runs.store import Saved, Status, Store
 from discretegrad_lab.tasks import polynomial
 from discretegrad_lab.tasks.base import Recipe, read_rows
 from discretegrad_lab.tasks.chosen import NotChosen
-from discretegrad_lab.tasks.halving import Goal, Halving, Rung, goals
+from discretegrad_lab.tasks.evidence import DROPPED
+from discretegrad_lab.tasks.halving import Ended, Goal, Halving, OtherSearch, Rung, goals
 from discretegrad_lab.tasks.vae.published import settings
 from discretegrad_lab.tasks.vae.recipes import PAPER
 from discretegrad_lab.tasks.vae.search_recipes import CHOICE
-from lab_cases import searched, use_small_images, use_table
+from lab_cases import searched, tree, use_small_images, use_table
 from lab_tiny import tiny
 from lab_toy import TOY, Toy
 
@@ -127,7 +130,7 @@ def test_the_metric_of_a_search_is_one_of_the_task():
 # execution
 
 
-def train(store, recipe=SEARCH, calls=None, listener=None):
+def train(store, recipe=SEARCH, calls=None, listener=None, results=None):
     """Search with ``execute``; each call with its runs and its epoch goes into ``calls``."""
 
     def until(runs, epoch):
@@ -135,13 +138,13 @@ def train(store, recipe=SEARCH, calls=None, listener=None):
             calls.append((len(runs), epoch))
         return execute(runs, store, stacks=StackOptions(until=epoch), listener=listener)
 
-    return search([(recipe, recipe.runs())], store, until)
+    return search([(recipe, recipe.runs())], store, until, results)
 
 
-def everything(store):
+def everything(store, runs=None):
     """All that is stored of the runs, but for times."""
     found = {}
-    for run in SEARCH.runs():
+    for run in runs or SEARCH.runs():
         saved = store.load(run)
         found[run] = saved.status.state, saved.status.epoch, saved.metrics, saved.state
     return found
@@ -510,3 +513,309 @@ def test_the_commands(tmp_path, listed, monkeypatch):
     assert "20 runs: 8 finished, 12 dropped." in call("report")
     assert "0 runs to train" in call("run", SEARCH.name, "--device", "cpu", "--dry-run")
     call("report", "--check")
+
+
+# rungs that results decide, where the store that they were written from is gone
+
+
+def ends(*groups):
+    """Runs of ReinMax that ended, from temperatures with their seeds and how they ended."""
+    places = {(tau, seed): end for taus, seeds, end in groups for tau in taus for seed in seeds}
+    return {run: places[x] for run in REINMAX if (x := (run.tau, run.seed)) in places}
+
+
+BOTH = SEARCH.seeds
+FIRST, SECOND = Ended(1, dropped=True, finite=True), Ended(3, dropped=True, finite=True)
+DIVERGED, NO_NUMBER = FIRST._replace(dropped=False, finite=False), FIRST._replace(finite=False)
+
+
+@pytest.mark.parametrize(
+    ("ended", "gone", "goal"),
+    [
+        # nobody was dropped, so nothing was decided
+        ({}, (), Goal(1)),
+        (ends(((0.1, 0.5), BOTH, DIVERGED)), (), Goal(1)),
+        # at the first rung, and at both
+        (ends(((0.1, 0.5), BOTH, FIRST)), (0.1, 0.5), Goal(3)),
+        (ends(((0.1, 0.5), BOTH, FIRST), ([2.0], BOTH, SECOND)), (0.1, 0.5, 2.0), Goal(6)),
+        # fewer go on than might, since the others diverged or had no number
+        (ends(((0.1, 0.5, 1.0), BOTH, NO_NUMBER)), (0.1, 0.5, 1.0), Goal(3)),
+        (ends(((0.1, 0.5), BOTH, NO_NUMBER), ([1.0], [7], DIVERGED)), (0.1, 0.5, 1.0), Goal(3)),
+        # what diverges after a rung went on there
+        (
+            ends(((0.1, 0.5), BOTH, FIRST), ([1.0], [7], DIVERGED._replace(epoch=2))),
+            (0.1, 0.5),
+            Goal(3),
+        ),
+    ],
+)
+def test_a_rung_is_decided_as_it_was_before(ended, gone, goal):
+    decided = goals(HALVING, REINMAX, lambda run, epoch: None, ended)
+    expected = {run: Goal(0, dropped=True) if run.tau in gone else goal for run in REINMAX}
+    assert decided == expected
+    # what is known here counts more than what was before
+    scored = goals(HALVING, REINMAX, lambda run, epoch: run.tau, ended)
+    assert scored == goals(HALVING, REINMAX, lambda run, epoch: run.tau)
+
+
+@pytest.mark.parametrize(
+    ("ended", "on"),
+    [
+        # too many go on, or too few
+        (ends(([0.1], BOTH, FIRST)), 4),
+        (ends(((0.1, 0.5, 1.0), BOTH, FIRST)), 2),
+        # dropped with one seed, as by results of that seed alone
+        (ends(((0.1, 0.5), [7], FIRST)), 3),
+        # where no rung is
+        (ends(((0.1, 0.5), BOTH, FIRST._replace(epoch=2))), 5),
+        (ends(((0.1, 0.5), BOTH, SECOND)), 5),
+    ],
+)
+def test_results_of_another_search_are_refused(ended, on):
+    with pytest.raises(OtherSearch, match=f"of 5 candidates of reinmax .* got {on} that go on"):
+        goals(HALVING, REINMAX, lambda run, epoch: None, ended)
+
+
+def test_results_of_a_search_with_other_rungs_are_refused():
+    """Also where as many go on as should."""
+    ended = ends(((0.1, 0.5), BOTH, FIRST), ([2.0], BOTH, SECOND))
+    later = dataclasses.replace(HALVING, rungs=(Rung(2), Rung(3)))
+    with pytest.raises(
+        OtherSearch, match=r"3 of 5 candidates .* after epoch 2 .* got 3 that go on"
+    ):
+        goals(later, REINMAX, lambda run, epoch: None, ended)
+
+
+def test_what_was_decided_otherwise_here_is_not_mixed_with_results():
+    ended = ends(((0.1, 0.5), BOTH, FIRST), ([2.0], BOTH, SECOND))
+
+    def decided(*here):
+        """By what goes on at the first rung here."""
+        return goals(
+            HALVING, REINMAX, lambda run, x: run.tau not in here if x == 1 else None, ended
+        )
+
+    assert decided(1.0, 1.5, 2.0)[REINMAX[-1]] == Goal(0, dropped=True)
+    # nobody of these was dropped at the second rung, so that one was not decided for them
+    assert {goal for run, goal in decided(0.1, 0.5, 1.0).items() if run.tau <= 1} == {Goal(3)}
+    with pytest.raises(OtherSearch, match="2 of 3 candidates of reinmax go on after epoch 3"):
+        decided(0.1, 1.0, 2.0)
+
+
+@pytest.fixture
+def old(tmp_path):
+    """Makes results of a machine that is gone: of a search that was stopped after an epoch."""
+
+    def make(epoch, recipe=SEARCH):
+        store = Store(tmp_path / "gone")
+        train(store, recipe, listener=Interrupts(epoch))
+        folder = write_report(recipe, store, tmp_path / "results")
+        shutil.rmtree(store.root)
+        results = read(folder)
+        rows = tuple(dataclasses.replace(row, commit="old", source="old") for row in results.rows)
+        write(dataclasses.replace(results, rows=rows), folder)
+        return {recipe.name: rows}
+
+    return make
+
+
+def known(folder):
+    """What results say of runs, but for times and places."""
+    return [
+        (row.identity, row.state, row.epoch, row.metrics, row.first, row.reached)
+        for row in read(folder).rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "dropped", "calls"),
+    [
+        # where the first rung was just decided, between the rungs, after both
+        (1, 8, [(12, 3), (8, None)]),
+        (2, 8, [(12, 3), (8, None)]),
+        (5, 12, [(8, None)]),
+    ],
+)
+def test_a_new_machine_trains_those_that_went_on(
+    epoch, dropped, calls, whole, old, tmp_path, listed
+):
+    results, store, trained = old(epoch), Store(tmp_path / "new"), []
+    assert [row.state for row in results[SEARCH.name]].count(DROPPED) == dropped
+    outcome = train(store, calls=trained, results=results)
+    assert trained == calls
+    assert outcome.complete
+    assert (len(outcome.finished), len(outcome.dropped)) == (8, 12)
+    begun = [run for run in SEARCH.runs() if store.status(run).epoch]
+    assert len(begun) == 20 - dropped
+    # each as if all had been trained at once
+    same(everything(store, begun), everything(whole, begun))
+    # and so is the report, which has the dropped from the old folder
+    folder = write_report(SEARCH, store, tmp_path / "results")
+    assert check(tmp_path / "results") is None
+    assert known(folder) == known(write_report(SEARCH, whole, tmp_path / "whole"))
+    before = {row.identity: row for row in results[SEARCH.name]}
+    here = {run.identity for run in begun}
+    for row in read(folder).rows:
+        assert (row.commit == "old") == (row.source == "old") == (row.identity not in here)
+        assert row.identity in here or row == before[row.identity]
+    # a second start has nothing to do, and neither has one with the new results
+    results = {SEARCH.name: read(folder).rows}
+    assert next_runs([(SEARCH, SEARCH.runs())], store, results) == ([], None)
+
+
+def test_the_report_knows_rungs_of_two_machines(old, tmp_path, listed):
+    """The first rung is decided by the old results, the second one by the new store."""
+    results, store = old(2), Store(tmp_path / "new")
+    outcome = train(store, results=results, listener=Interrupts(5))
+    assert (len(outcome.dropped), len(outcome.stopped)) == (12, 8)
+    folder = write_report(SEARCH, store, tmp_path / "results")
+    rows = read(folder).rows
+    assert sorted((row.state, row.epoch, row.commit == "old") for row in rows) == sorted(
+        [(DROPPED, 1, True)] * 8 + [(DROPPED, 3, False)] * 4 + [("started", 5, False)] * 8
+    )
+    assert all(bool(row.reached) == (row.state == DROPPED) for row in rows)
+    # a third machine starts from there
+    again = []
+    assert train(Store(tmp_path / "third"), calls=again, results={SEARCH.name: rows}).complete
+    assert again == [(8, None)]
+
+
+def test_a_rung_that_results_do_not_decide_is_trained_for(whole, tmp_path):
+    store = Store(tmp_path / "gone")
+    # all of ReinMax came to the first rung, and only some of ST
+    execute([*REINMAX, *SEARCH.runs(estimators=["st"])[:3]], store, stacks=StackOptions(until=1))
+    results = {SEARCH.name: read(write_report(SEARCH, store, tmp_path)).rows}
+    new, calls = Store(tmp_path / "new"), []
+    assert train(new, calls=calls, results=results).complete
+    assert calls == [(10, 1), (12, 3), (8, None)]
+    begun = [run for run in SEARCH.runs() if new.status(run).epoch]
+    same(everything(new, begun), everything(whole, begun))
+
+
+def test_the_store_wins(whole, old, tmp_path):
+    results = old(5)
+    decided = goals_of(SEARCH, SEARCH.runs(), whole)
+    # as it is, and with those dropped who were not
+    for rows in (
+        results[SEARCH.name],
+        [dataclasses.replace(row, state=DROPPED, epoch=1) for row in results[SEARCH.name]],
+    ):
+        assert goals_of(SEARCH, SEARCH.runs(), whole, rows) == decided
+    # a run that was dropped is not gone on with, wherever it is here, and one that is done is done
+    dropped = [run for run, goal in decided.items() if goal.dropped]
+    on = [run for run, goal in decided.items() if not goal.dropped]
+    store = Store(tmp_path / "new")
+    execute(dropped[:1], store)
+    execute([*dropped[1:2], *on[:3]], store, stacks=StackOptions(until=4))
+    execute(on[:1], store)
+    calls = []
+    outcome = train(store, calls=calls, results=results)
+    assert calls == [(7, None)]
+    assert set(outcome.already) == {dropped[0], on[0]}
+    assert set(outcome.dropped) == set(dropped[1:])
+    assert store.status(dropped[1]).epoch == 4
+    assert {store.status(run).state for run in on} == {"finished"}
+
+
+def test_what_a_rung_makes_of_rows(tmp_path):
+    """The same decisions follow from a store and from the results that were written from it."""
+    store = Store(tmp_path / "runs")
+    # an epoch has two steps: what diverges after the rung counts there, what is no number does not
+    stored = {0.1: (1.0, None), 0.5: (math.nan, None), 1.0: (2.0, 3), 1.5: (3.0, 2), 2.0: (9.0, 1)}
+    for run in REINMAX:
+        value, step = stored[run.tau]
+        state, count = ("diverged", 6) if run.tau == 1.5 else ("started", 2)
+        assert store.claim(run)
+        rows = [{"epoch": number, "expected_loss": value} for number in range(1, count + 1)]
+        store.save(run, Saved(Status(state, count, 1.0, step), rows, [{}], {}))
+        store.release(run)
+    # four of five might go on
+    rung = dataclasses.replace(SEARCH, halving=Halving("expected_loss", ("tau",), (Rung(1, 0.8),)))
+    rows = read(write_report(rung, store, tmp_path / "results")).rows
+    assert [row.state for row in rows[:5]] == ["started", DROPPED, "started", "diverged", DROPPED]
+    decided, new = goals_of(rung, REINMAX, store), Store(tmp_path / "new")
+    assert {run.tau for run in REINMAX if not decided[run].dropped} == {0.1, 1.0}
+    expected = {
+        run: Goal(0, dropped=True) if goal.dropped else goal for run, goal in decided.items()
+    }
+    assert goals_of(rung, REINMAX, new, rows) == expected
+    # one that went on may have no number at the rung when it is trained again
+    save(new, REINMAX[0], [{"expected_loss": math.nan}])
+    assert goals_of(rung, REINMAX, new, rows) == expected
+
+
+def test_the_command_takes_rungs_from_results(old, tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old(5)
+    run = ("run", SEARCH.name, "--device", "cpu", "--results", "results")
+    plan = call(*run, "--dry-run")
+    assert "8 runs to train in 1 stack, 0 done before, 0 damaged." in plan
+    assert "the plan goes as far as" not in plan
+    # commands that it names are about these results, too
+    assert f"`discretegrad run {SEARCH.name} --results results --budget 1m`" in plan
+    shown = call(*run)
+    assert f"{SEARCH.name}: 8 finished " in shown
+    assert ", 12 dropped at a rung, in" in shown
+    assert len(list(Path("runs", "polynomial").iterdir())) == 8
+    assert f"Next: discretegrad report {SEARCH.name} --results results" in shown
+    assert "20 runs: 8 finished, 12 dropped." in call("report", SEARCH.name)
+    call("report", "--check")
+    assert "12 dropped at a rung, 8 done before" in call(*run)
+    # without the option it trains from rung to rung as ever
+    plain = call(*run[:-2], "--runs", "other", "--dry-run")
+    assert "20 runs to train" in plain
+    assert "the plan goes as far as epoch 1," in plain
+
+
+def test_the_command_says_what_is_wrong_with_results(old, tmp_path, listed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old(5)
+    place = Path("results", SEARCH.name)
+    run = ("run", SEARCH.name, "--device", "cpu", "--results")
+
+    def refused(*arguments):
+        before = tree(tmp_path)
+        shown = call(*arguments, code=2)
+        assert tree(tmp_path) == before
+        return shown
+
+    nothing = f"expected results of {SEARCH.name} in {place / SEARCH.name}, got none; give the dire"
+    assert nothing in refused(*run, str(place))
+    other = refused(*run, "results", "--seeds", "0-1")
+    assert f"in {place}, got 20 runs of other configurations; give the directory" in other
+    # one seed more than was trained, or other rungs
+    for extra in (["--dry-run"], []):
+        shown = refused(*run, "results", "--seeds", "6-8", *extra)
+        assert "expected results in which 3 of 5 candidates of reinmax go on after epoch 1" in shown
+        assert "or search without them" in shown
+    shown = refused("run", "polynomial-headline", "--results", "results")
+    assert "expected a search with --results" in shown
+    assert "got polynomial-headline, where every run is trained to its end" in shown
+    # a report on seeds that the folder does not have keeps what is there
+    write_report(dataclasses.replace(SEARCH, seeds=(6, 7, 8)), Store("none"), tmp_path / "results")
+    assert [row.state for row in read(place).rows].count(DROPPED) == 12
+    damaged = (place / "runs.csv").read_text().replace("dropped", "started", 1)
+    (place / "runs.csv").write_text(damaged)
+    assert "expected runs.csv and curves.csv in" in refused(*run, "results")
+    assert "runs.csv with another checksum than checksums.json" in refused(*run, "results")
+    (place / "checksums.json").unlink()
+    shown = refused(*run, "results", "--dry-run")
+    assert "expected checksums.json in" in shown
+    assert "candidates of reinmax go on after epoch" in shown
+
+
+def test_the_search_at_4x24_goes_on_without_its_runs(tmp_path):
+    """Both of its rungs are decided in the stored results."""
+    recipe = tasks.recipe("vae-search-4x24")
+    results = read(Path(__file__).parents[1] / "results" / recipe.name)
+    rows = {row.identity: row for row in results.rows}
+    runs, store = recipe.runs(), Store(tmp_path)
+    assert len(runs) == 864
+    chosen, until = next_runs([(recipe, runs)], store, {recipe.name: results.rows})
+    assert (len(chosen), until) == (216, None)
+    assert all(rows[run.identity].state != DROPPED for run in chosen)
+    decided = goals_of(recipe, runs, store, results.rows)
+    assert {decided[run] for run in chosen} == {Goal(160)}
+    assert {decided[run] for run in runs if run not in set(chosen)} == {Goal(0, dropped=True)}
+    # without them all begin anew
+    assert next_runs([(recipe, runs)], store) == (runs, 10)

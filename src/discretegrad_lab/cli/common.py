@@ -134,13 +134,14 @@ def explaining(events: "JsonLines | None" = None) -> Iterator[None]:
     from ..runs.search import NotMeasured
     from ..runs.store import DamagedRun, NewerStore, StoreError
     from ..tasks.data import DataError
+    from ..tasks.halving import OtherSearch
 
     try:
         yield
         return
     except Refused as error:
         message, code = str(error), error.code
-    except (DataError, NewerStore, NotMeasured) as error:
+    except (DataError, NewerStore, NotMeasured, OtherSearch) as error:
         message, code = str(error), USAGE
     except (DamagedRun, StoreError) as error:
         message, code = str(error), FAILED

@@ -50,7 +50,7 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None
         largest = wanted.options["stacks"].largest_stack
         runs, until = wanted.runs, None
         if wanted.searches:
-            runs, until = next_runs(wanted.parts, wanted.store)
+            runs, until = next_runs(wanted.parts, wanted.store, wanted.rows)
         looked_at = runs if quiet or events else announced(runs)
         plan = estimate(looked_at, wanted.store, device=device, largest_stack=largest, until=until)
     seconds, notes = time_of(wanted, plan, device)
@@ -112,7 +112,7 @@ def time_of(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | No
         ]
     notes = [
         f"No runs like these were trained on {device} yet, so their speed is not known. Train for "
-        f"a minute with `discretegrad run {wanted.selection.words(wanted.store)} --budget 1m`, "
+        f"a minute with `discretegrad run {wanted.words} --budget 1m`, "
         "which loses no whole epoch, and ask again."
     ]
     return None, notes + ([f"They would take about {where}."] if where else [])

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ from ..tasks import EXAMPLE
 from ..watch import streams
 from . import common
 from .plan import announced, show_plan
+from .rungs import read_rungs
 from .selection import Selection, find_device, parse_time
 
 if TYPE_CHECKING:
     from ..runs.listener import Listener, Outcome
+    from ..runs.search import Results
     from ..runs.store import Store
     from ..stack.config import Run
     from ..tasks.base import Recipe
@@ -46,6 +49,7 @@ class Engine(StrEnum):
     f"discretegrad run {EXAMPLE} --set tau=0.5,1,1.5 --set learning_rate=0.01",
     "discretegrad run my_sweep.py --budget 9m --tensorboard events",
     f"discretegrad run {EXAMPLE} --engine ray --ray-address auto --runs /shared/runs",
+    "discretegrad run my_search.py --results results",
     f"discretegrad run {EXAMPLE} --json | jq .event",
 )
 def run(
@@ -55,6 +59,16 @@ def run(
     changes: common.Changes = None,
     device: common.Device = "auto",
     runs: common.RunsDirectory = Path("runs"),
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Take over the rungs of a search that its results in this directory say are "
+            "decided: runs that are dropped there are not trained, and the others are trained past "
+            "those rungs. For a machine that does not have the runs those results are of; a rung "
+            "that the runs here can decide is decided by them. By default nothing is taken over.",
+        ),
+    ] = None,
     data: common.DataDirectory = None,
     budget: Annotated[
         str | None,
@@ -133,9 +147,12 @@ def run(
             if quiet and json_lines:
                 raise ValueError("expected one of --quiet and --json, got both; choose one")
             selection = Selection([recipe], seeds, estimators, changes)
+            parts = [(chosen, selection.runs(chosen)) for chosen in selection.find()]
+            with common.files_in(results or Path()):
+                rows = None if results is None else read_rungs(results, parts)
             wanted = Wanted(
                 selection,
-                [(chosen, selection.runs(chosen)) for chosen in selection.find()],
+                parts,
                 Store(_directory(runs)),
                 {
                     "device": _device(device, engine),
@@ -149,6 +166,8 @@ def run(
                         max_failures=max_failures,
                     ),
                 },
+                results,
+                rows,
             )
             if engine is Engine.ray and importlib.util.find_spec("ray") is None:
                 raise ValueError(
@@ -227,6 +246,10 @@ class Wanted:
     store: "Store"
     options: dict[str, Any]
     """Of ``execute``, on a device as on a cluster: device, data, budget and stacks."""
+    results: Path | None = None
+    """What ``--results`` says."""
+    rows: "Results | None" = None
+    """Which decide rungs, from there."""
 
     @property
     def runs(self) -> "list[Run]":
@@ -242,6 +265,12 @@ class Wanted:
     def name(self) -> str:
         """Of the recipes."""
         return ", ".join(recipe.name for recipe, _ in self.parts)
+
+    @property
+    def words(self) -> str:
+        """What another command needs to be about the same runs and results."""
+        option = "" if self.results is None else f" --results {shlex.quote(str(self.results))}"
+        return self.selection.words(self.store) + option
 
     def check_data(self) -> None:
         """Raise ``DataError`` if data that the runs need are missing or damaged."""
@@ -275,7 +304,7 @@ def _train(
         stacks = wanted.options["stacks"]._replace(until=until)
         return train(chosen, {**wanted.options, "budget": left, "stacks": stacks})
 
-    return search(wanted.parts, wanted.store, train_until)
+    return search(wanted.parts, wanted.store, train_until, wanted.rows)
 
 
 def _directory(runs: Path) -> Path:
@@ -406,4 +435,4 @@ def _summarise(wanted: Wanted, outcome: "Outcome", seconds: float) -> None:
                 "a larger --budget, or a smaller --largest-stack, whose epochs take less time."
             )
     elif outcome.complete:
-        typer.echo(f"Next: discretegrad report {wanted.selection.words(wanted.store)}")
+        typer.echo(f"Next: discretegrad report {wanted.words}")

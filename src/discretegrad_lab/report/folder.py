@@ -11,6 +11,7 @@ from ..stack.config import Run
 from ..tasks.base import Recipe
 from ..tasks.chosen import NotChosen
 from ..tasks.evidence import Results
+from ..tasks.halving import OtherSearch
 from .document import Section
 from .entries import entries, entries_csv
 from .html import to_html
@@ -60,8 +61,13 @@ def gather(
     curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
     curves_of += reading.traced
     stored = collect(reading.name, runs, store, curves_of, damaged)
-    stored = mark_dropped(stored, reading.goals(runs, store), store)
     own = read(results / reading.name)
+    try:
+        goals = reading.goals(runs, store, own.rows)
+    except OtherSearch:
+        # of other seeds, for instance: they stay, but decide nothing here
+        goals = reading.goals(runs, store, ())
+    stored = mark_dropped(stored, goals, store)
     try:
         everything = reading.runs()
     except NotChosen:

@@ -22,7 +22,7 @@ from ..stack.config import Run
 from ..stack.lines import LINES
 from ..stack.lines import line as line_of
 from ..tasks.base import Claim, Exhibit, Metric, Recipe, Table, Task
-from ..tasks.evidence import Results, describe
+from ..tasks.evidence import Results, Row, describe
 from ..tasks.halving import Goal, Halving
 from .results import configuration
 from .sources import CHECKSUMS, read_sources
@@ -83,8 +83,10 @@ class Reading:
     """Names of further metrics whose curves are kept."""
     exhibits: Callable[[Results], Sequence[Exhibit]] = lambda results: ()
     """Makes the parts of a report that only a task can."""
-    goals: Callable[[Sequence[Run], Store], Mapping[Run, Goal]] = lambda runs, store: {}
-    """How far runs of a search are to be trained, by what a store has."""
+    goals: Callable[[Sequence[Run], Store, Sequence[Row]], Mapping[Run, Goal]] = (
+        lambda runs, store, rows: {}
+    )
+    """How far runs of a search are to be trained, by what a store and results have."""
     runs: Callable[[], Sequence[Run]] = list
     """All runs that there should be, in the order of the tables."""
     looks: Mapping[str, Look] = field(default_factory=dict)

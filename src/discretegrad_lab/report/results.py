@@ -67,7 +67,9 @@ def collect(
 
 def mark_dropped(results: Results, goals: Mapping[Run, Goal], store: Store) -> Results:
     """Results in which runs that a search dropped say so, with what they had at their rung."""
-    dropped = {run.identity: (run, goal.epoch) for run, goal in goals.items() if goal.dropped}
+    # those with the goal 0 were dropped elsewhere
+    ended = {run: goal.epoch for run, goal in goals.items() if goal.dropped and goal.epoch}
+    dropped = {run.identity: (run, epoch) for run, epoch in ended.items()}
     rows = []
     for row in results.rows:
         if row.state == "started" and row.identity in dropped:

@@ -1,18 +1,24 @@
-"""Train the runs of a search from rung to rung; what is stored decides who goes on."""
+"""Train the runs of a search from rung to rung; what is stored decides who goes on.
+
+Where the store is gone, results that were written from it can: they say who was dropped.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..stack.config import Run
 from ..tasks.base import Recipe
 from ..tasks.chosen import NotChosen
-from ..tasks.halving import Goal, goals
+from ..tasks.evidence import DROPPED, Row
+from ..tasks.halving import Ended, Goal, goals
 from .listener import Outcome
 from .store import DamagedRun, Metrics, Store
 
 Parts = Sequence[tuple[Recipe, Sequence[Run]]]
 """Recipes, each with those of its runs that are asked for."""
+Results = Mapping[str, Sequence[Row]]
+"""Results that decide rungs which a store cannot, by the name of their recipe."""
 Train = Callable[[Sequence[Run], int | None], Outcome]
 """Trains runs until an epoch, or to their end."""
 _LASTING = ("finished", "diverged", "elsewhere")
@@ -23,11 +29,16 @@ class NotMeasured(ValueError):
     """A rung is at an epoch after which the metric of its search is not measured."""
 
 
-def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goal]:
+def goals_of(
+    recipe: Recipe, runs: Iterable[Run], store: Store, results: Sequence[Row] = ()
+) -> dict[Run, Goal]:
     """How far each run of a recipe is to be trained, by what a store has of all of them.
+
+    Rungs that it has not all numbers of are decided as results say, if they say who was dropped.
 
     Raises:
         NotMeasured: If a rung has been reached where the metric of the search is not measured.
+        OtherSearch: If this search cannot have dropped the runs that the results say.
     """
     if recipe.halving is None:
         return {run: Goal(run.epochs) for run in runs}
@@ -50,9 +61,11 @@ def goals_of(recipe: Recipe, runs: Iterable[Run], store: Store) -> dict[Run, Goa
         measured.add(epoch)
         return sign * value
 
-    decided = goals(recipe.halving, runs, score)
+    decided = goals(recipe.halving, runs, score, _ended(runs, results, metric.name))
     for epoch, count in there.items():
-        if epoch not in measured and Goal(epoch) not in decided.values():
+        # only if nobody is waited for, and the rung was decided by what is here
+        by_store = Goal(epoch) not in decided.values() and Goal(epoch, True) in decided.values()
+        if epoch not in measured and by_store:
             raise NotMeasured(
                 f"expected {metric.name} after epoch {epoch}, where {recipe.name} compares its "
                 f"candidates, got none from the {count} runs that came so far; put the rungs of "
@@ -87,7 +100,25 @@ def _recorded(run: Run, store: Store) -> tuple[Metrics, int | None]:
         return [], None
 
 
-def search(parts: Parts, store: Store, train: Train) -> Outcome:
+def _ended(runs: Sequence[Run], results: Sequence[Row], metric: str) -> dict[Run, Ended]:
+    """Where runs ended before their last epoch, as results say."""
+    rows = {row.identity: row for row in results}
+    ended: dict[Run, Ended] = {}
+    for run in runs if rows else ():
+        row = rows.get(run.identity)
+        if row is None:
+            continue
+        dropped, diverged = row.state == DROPPED, row.diverged_step
+        if diverged is not None:
+            diverged = math.ceil(diverged / run.steps_per_epoch)
+        if dropped or diverged is not None:
+            epoch = row.epoch if dropped else diverged or 0
+            finite = dropped and metric in row.reached and (diverged is None or diverged > epoch)
+            ended[run] = Ended(epoch, dropped, finite)
+    return ended
+
+
+def search(parts: Parts, store: Store, train: Train, results: Results | None = None) -> Outcome:
     """Train the runs of recipes, each as far as its goal, until no goal moves any more.
 
     Those that are furthest from their end are trained first, so that a rung is decided as soon as
@@ -98,11 +129,16 @@ def search(parts: Parts, store: Store, train: Train) -> Outcome:
         parts: Recipes with their runs; those that are no search are trained to their end.
         store: Where the runs are.
         train: Is called for each rung, and for the runs that train to their end.
+        results: Decide rungs that the store cannot, see ``goals_of``. Runs that they call dropped
+            there are not trained, the others from their beginning.
+
+    Raises:
+        OtherSearch: If those results are not of these searches; nothing was trained then.
     """
     tried: set[tuple[Run, int | None]] = set()
     outcomes: list[Outcome] = []
     while True:
-        targets = _targets(parts, store)
+        targets = _targets(parts, store, results)
         runs, until = _next(targets, store, tried)
         if outcomes and (not runs or outcomes[-1].stopped_by is not None):
             return _together(targets, outcomes, store)
@@ -110,9 +146,11 @@ def search(parts: Parts, store: Store, train: Train) -> Outcome:
         outcomes.append(train(runs, until))
 
 
-def next_runs(parts: Parts, store: Store) -> tuple[list[Run], int | None]:
+def next_runs(
+    parts: Parts, store: Store, results: Results | None = None
+) -> tuple[list[Run], int | None]:
     """Those that ``search`` would train first, and until which epoch; None is their end."""
-    return _next(_targets(parts, store), store, set())
+    return _next(_targets(parts, store, results), store, set())
 
 
 def _next(
@@ -128,11 +166,12 @@ def _next(
     return [run for run in behind if untils[run] == until], until
 
 
-def _targets(parts: Parts, store: Store) -> dict[Run, Goal]:
+def _targets(parts: Parts, store: Store, results: Results | None) -> dict[Run, Goal]:
     """The goal of each run; the furthest, if several recipes have it."""
     targets: dict[Run, Goal] = {}
     for recipe, part in parts:
-        for run, goal in goals_of(recipe, part, store).items():
+        rows = (results or {}).get(recipe.name, ())
+        for run, goal in goals_of(recipe, part, store, rows).items():
             targets[run] = max(goal, targets.get(run, goal), key=lambda x: (x.epoch, not x.dropped))
     return targets
 
