@@ -16,6 +16,8 @@ from discretegrad_lab.report.entries import entries
 def in_short() -> str:
     """What was trained, and what it says of the numbers and the claims of the paper."""
     names, judged_claims = stored.shown(), all_claims()
+    # a search that was stopped may have none
+    recipes = sum(any(x.state == "finished" for x in stored.read(name).rows) for name in names)
     hours = all_training_seconds() / 3600
     devices = sorted({x.device for name in names for x in stored.read(name).rows if x.device})
     judged: dict[tuple[Any, ...], list[str]] = {}
@@ -38,7 +40,7 @@ def in_short() -> str:
     return "\n\n".join(
         [
             wrapped(
-                f"{finished():,} finished runs of {len(names)} recipes, {hours:.1f} hours of "
+                f"{finished():,} finished runs of {recipes} recipes, {hours:.1f} hours of "
                 f"training on one {' or '.join(devices)}, added up over stacks that partly ran "
                 f"side by side.{missing} Of {len(verdicts)} comparisons "
                 f"with {len(judged)} published means {verdicts.count('within')} are within the "
