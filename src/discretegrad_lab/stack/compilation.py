@@ -68,9 +68,7 @@ def compiled_with_gradients(
     library lets nothing learn.
 
     An elementwise result is computed again where the gradient needs it, up to 1000 operations, and
-    not stored: where all time goes into moving memory, that is cheaper than to read it. It spares
-    ReinMax with bits a seventh of what it moves besides weights (9.4 instead of 11.1 MB for each
-    member, counted by torch's compiler for an H200).
+    not stored: where all time goes into moving memory, that is cheaper than to read it.
 
     All else happens in the first call alone: Python's branches and counts, and kernels that are
     launched without an operator of torch. Tensors that are not arguments are read at every call, at
