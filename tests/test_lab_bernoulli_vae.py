@@ -325,9 +325,8 @@ def gradients_of_steps(runs):
     task.begin_epoch(1)
     parameters = [p for group in task.groups.values() for p in group.parameters.values()]
     assert len(parameters) == 12 + len(own) + task._prior.requires_grad
-    # the weights of both networks, or of the encoder alone where the estimator asks for slopes
-    sloped = getattr(task._reconstruct, "func", None) is decoder.sloped_reconstruction
-    assert len(task.groups["model"].factors) == (3 if sloped else 6) * task._fuse
+    # of the weights
+    assert len(task.groups["model"].factors) == 6 * task._fuse
     steps = []
     for _ in range(2):
         with trainer._settings(tf32=False, one_thread=True):

@@ -23,7 +23,7 @@ from torch.nn.functional import logsigmoid, softplus
 from discretegrad import ESTIMATORS
 from discretegrad._types import Backend
 
-from ...stack.bits import Bits, Numbers, draw_bits
+from ...stack.bits import Bits, Numbers, draw_bits, sample_count
 from ...stack.compilation import compiled, compiled_with_gradients, worth_compiling
 from ...stack.layers import (
     factors_of,
@@ -90,9 +90,6 @@ class BernoulliVaeModel(Model):
         # large stacks, where a step is all memory traffic, and all long runs
         elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
         self._fuse = worth_compiling(device, elements, steps)
-        row = ESTIMATORS[run.line.row]
-        self._has_slopes = row.kind == "score" and row.needs_grad_f
-        """Whether the estimator asks for the slopes of f."""
         self._make_networks()
         self._evaluations = 0
         self._choose_what_to_compile()
@@ -126,9 +123,8 @@ class BernoulliVaeModel(Model):
             network.to(device)
         if self._fuse:
             keep_factors(self._encoder, run.batch)
-        # a decoder with slopes makes gradients of its own, and may be asked several times
-        if self._fuse and not self._has_slopes:
-            keep_factors(self._decoder, run.evaluations * run.batch)
+            # relaxed samples, which some estimators have besides, ask for no gradient of weights
+            keep_factors(self._decoder, sample_count(run.line, run.evaluations) * run.batch)
         parameters = parameters_of(**networks)
         self._prior = torch.zeros(self._members, run.latents, device=device)
         if run.prior != "uniform":
@@ -144,12 +140,12 @@ class BernoulliVaeModel(Model):
 
     def _choose_what_to_compile(self) -> None:
         """Steps as a whole, but for what makes noise from seeds, which is a kernel of its own."""
-        run, fuse = self._run, self._fuse
+        run, row, fuse = self._run, ESTIMATORS[self._run.line.row], self._fuse
         in_parts = fuse and run.line.takes("seed")
         self._batch = compiled(batch_of) if fuse else batch_of
         self._encode = compiled(encode) if in_parts else encode
         self._reconstruct: Callable[[nn.Module, Tensor, Tensor], Tensor]
-        if self._has_slopes:
+        if row.kind == "score" and row.needs_grad_f:
             self._reconstruct = partial(sloped_reconstruction, run.slope)
         else:
             self._reconstruct = compiled(reconstruction) if in_parts else reconstruction
