@@ -29,7 +29,7 @@ def parameter_gradients(model, losses):
     return {
         f"{name}/{parameter}": whole(gradient)
         for name, group in model.groups.items()
-        for parameter, gradient in group.take(gradients).items()
+        for parameter, gradient in group.by_parameter(gradients).items()
     }
 
 
@@ -47,14 +47,14 @@ def product_case(shape, seed, device="cpu"):
 def product_steps(shape, kinds, steps, device="cpu"):
     """Weights and moments of stacks that get factors, and of stacks that get gradients.
 
-    All members but the last one live; every one has its own rate, and its rule from ``kinds``.
+    Of several members all but the last one live; every one has its own rate, and its rule from
+    ``kinds``.
     """
     members, _, outputs, inputs = shape
     start = torch.randn(members, outputs, inputs, generator=torch.Generator().manual_seed(9))
     each = [kinds[member % len(kinds)] for member in range(members)]
     rates = [10.0 ** -(1 + member % 3) for member in range(members)]
-    alive = torch.ones(members, dtype=torch.bool, device=device)
-    alive[1:][-1:] = False
+    alive = torch.tensor([m == 0 or m < members - 1 for m in range(members)], device=device)
     results = []
     for form in (lambda product: product, Product.multiplied):
         weight = start.to(device, copy=True)

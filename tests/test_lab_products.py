@@ -4,6 +4,8 @@ The kernel runs in Triton's interpreter, with poisoned memory around what it may
 GPU can show is in test_gpu_lab.py.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -35,9 +37,9 @@ def layers_with_input(kept):
 def gradients_by_name(network, x, loss):
     parameters = parameters_of(network=network)
     group = Group.alike(parameters, range(MEMBERS), 1e-3)
-    group = Group(**{**vars(group), "factors": factors_of(network=network)})
+    group = dataclasses.replace(group, factors=factors_of(network=network))
     found = torch.autograd.grad(loss, [*group.leaves, x])
-    named = group.take(iter(found))
+    named = group.by_parameter(iter(found))
     assert named.keys() == parameters.keys()
     return named, found[-1]
 

@@ -50,7 +50,7 @@ class Group:
             leaf for name, x in self.parameters.items() for leaf in self.factors.get(name, (x,))
         ]
 
-    def take(self, gradients: Iterator[Tensor]) -> dict[str, Tensor | Product]:
+    def by_parameter(self, gradients: Iterator[Tensor]) -> dict[str, Tensor | Product]:
         """The gradients of the parameters, from those of the leaves."""
         return {
             name: Product(next(gradients), next(gradients))

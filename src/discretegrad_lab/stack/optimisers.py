@@ -209,8 +209,8 @@ class Optimiser:
         if any(norm is not None for norm in clip_norms or ()):
             limits = [[math.inf if norm is None else norm] for norm in clip_norms or ()]
             self._longest = torch.tensor(limits, device=device)
-        # what needs all gradients at once, or the parameters beside them, has no kernel
-        self._multiplies = self._longest is None and not decay
+        # the kernel knows neither the norm of all gradients nor what decay adds to them
+        self._takes_products = self._longest is None and not decay
         if compile is None:
             compile = worth_compiling(device, sum(p.numel() for p in flat.values()))
         # two functions: in one, every element would repeat the arithmetic of its member
@@ -239,8 +239,8 @@ class Optimiser:
         ordered: list[Tensor] = []
         for name, state in self._states.items():
             gradient = gradients[name]
-            if isinstance(gradient, Product) and self._multiplies and gradient.has_kernels():
-                self._multiply(state, gradient, scalars)
+            if isinstance(gradient, Product) and self._takes_products and gradient.has_kernels():
+                self._step_by_product(state, gradient, scalars)
             else:
                 states.append(state)
                 ordered.append(whole(gradient))
@@ -248,7 +248,7 @@ class Optimiser:
             ordered = clipped(ordered, self._longest)
         self._apply(self._rule, states, ordered, scalars, self._beta1, self._decay)
 
-    def _multiply(self, state: State, gradient: Product, scalars: Scalars) -> None:
+    def _step_by_product(self, state: State, gradient: Product, scalars: Scalars) -> None:
         """A step of one parameter, whose gradient is never written down."""
         from . import product_kernels
 

@@ -161,7 +161,7 @@ class Stack:
             leaves = [x for group in groups.values() for x in group.leaves]
             gradients = iter(self.model.gradients(losses[loss], leaves, number < len(by_loss)))
             for name, group in groups.items():
-                updates[name] = group.take(gradients)
+                updates[name] = group.by_parameter(gradients)
         names = [name for name in self._totals if name in losses]
         alive = self._take_in(
             [losses[name].detach() for name in names],

@@ -50,10 +50,10 @@ def sloped_reconstruction(slope: float, decoder: nn.Module, z: Tensor, x: Tensor
     parameters = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
     with torch.no_grad():
         point = _Point(slope, z.detach(), x, parameters)
-    kept = all(layer.factors is not None for layer in layers)
+    as_factors = all(layer.factors is not None for layer in layers)
     leaves = [p for layer in layers for p in (*(layer.factors or (layer.weight,)), layer.bias)]
     # two nodes of the graph, so that a gradient of one asks nothing of the other
-    return _Costs.apply(z, point) + _Weights.apply(point, kept, *leaves)
+    return _Costs.apply(z, point) + _Weights.apply(point, as_factors, *leaves)
 
 
 class _Point:
@@ -197,7 +197,7 @@ def curvature(
 
 
 def weight_gradients(
-    g: Tensor, outputs: Sequence[Tensor], deltas: Sequence[Tensor], as_factors: bool = False
+    g: Tensor, outputs: Sequence[Tensor], deltas: Sequence[Tensor], as_factors: bool
 ) -> list[Tensor]:
     """Those of weight, or its factors, and bias of each layer, where each loss counts g times."""
     weights = _joined(g).unsqueeze(-1)

@@ -65,7 +65,7 @@ class VaeModel(Model):
     """
 
     loss_names = ("train",)
-    once: ClassVar[bool] = True
+    uses_layers_once: ClassVar[bool] = True
     """Whether a step goes through each layer once, with all samples of all images."""
 
     def __init__(
@@ -105,7 +105,7 @@ class VaeModel(Model):
         # what is all memory traffic in a step
         elements, steps = self._members * run.batch * PIXELS, run.epochs * self.steps_per_epoch
         fuse = worth_compiling(device, elements, steps)
-        if fuse and self.once:
+        if fuse and self.uses_layers_once:
             keep_factors(self._encoder, run.batch)
             keep_factors(self._decoder, run.batch * run.samples)
         networks = {"encoder": self._encoder, "decoder": self._decoder}

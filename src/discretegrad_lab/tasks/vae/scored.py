@@ -28,7 +28,7 @@ class ScoredVae(VaeModel):
     The arguments are those of ``VaeModel``.
     """
 
-    once = False
+    uses_layers_once = False
 
     def __init__(
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
