@@ -69,15 +69,19 @@ def test_kernels_give_the_gradients_of_the_torch_path(full, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [*STAGES, (5, 3, 9, 7)], ids=str)
-def test_averages_of_neighbours(shape):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_averages_of_neighbours(shape, dtype):
+    """By a kernel, and in float64 by torch: both as on a CPU."""
     generator = torch.Generator().manual_seed(0)
-    x, g = (torch.randn(shape, generator=generator).cuda() for _ in range(2))
-    x = x.to(memory_format=torch.channels_last).requires_grad_()
-    exact = avg_pool2d(x.double(), 3, 1, 1, count_include_pad=False)
-    found = pooling.averages(x)
-    assert type(found.grad_fn).__name__ == "_AveragesBackward"
-    torch.testing.assert_close(found, exact.float())
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, g.to(y)) for y in (found, exact)))
+    x, g = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2))
+    x.requires_grad_()
+    exact = avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+    on_gpu = x.detach().cuda().to(memory_format=torch.channels_last).requires_grad_()
+    found = pooling.averages(on_gpu)
+    assert (type(found.grad_fn).__name__ == "_AveragesBackward") == (dtype == torch.float32)
+    torch.testing.assert_close(found.cpu(), exact)
+    (slopes,) = torch.autograd.grad(found, on_gpu, g.cuda())
+    torch.testing.assert_close(slopes.cpu(), *torch.autograd.grad(exact, x, g))
 
 
 # of three channels, of which rows are no multiple of 16 bytes

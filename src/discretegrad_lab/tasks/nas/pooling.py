@@ -19,7 +19,9 @@ def averages(x: Tensor) -> Tensor:
     if has_kernels(x):
         apply: Callable[[Tensor], Tensor] = _Averages.apply
         return apply(x)
-    return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+    # on a CUDA device the gradient of torch's own averages is wrong where channels come last and
+    # windows reach over the edge: github.com/pytorch/pytorch/issues/188344
+    return avg_pool2d(x.contiguous(), 3, 1, 1, count_include_pad=False)
 
 
 class _Averages(torch.autograd.Function):
