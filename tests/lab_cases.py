@@ -8,8 +8,6 @@ from discretegrad_lab import tasks
 from discretegrad_lab.report.results import configuration
 from discretegrad_lab.stack import trainer
 from discretegrad_lab.stack.config import in_order
-from discretegrad_lab.stack.optimisers import Optimiser
-from discretegrad_lab.stack.products import Product, whole
 from discretegrad_lab.tasks.bernoulli_vae import recipes as bits
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.data import Images
@@ -20,49 +18,6 @@ from discretegrad_lab.tasks.vae.model import VaeModel
 def make_stack(runs, device="cpu", data=None, **options):
     """The stack of runs of one task."""
     return trainer.Stack(tasks.task(runs[0].task).model, runs, device, data, **options)
-
-
-def parameter_gradients(model, losses):
-    """Those of the sum of the losses, written down, by the names of groups and parameters."""
-    leaves = [leaf for group in model.groups.values() for leaf in group.leaves]
-    gradients = iter(model.gradients(losses, leaves, keep=False))
-    return {
-        f"{name}/{parameter}": whole(gradient)
-        for name, group in model.groups.items()
-        for parameter, gradient in group.by_parameter(gradients).items()
-    }
-
-
-PRODUCT_KINDS = {"adam": ["adam"], "radam": ["radam"], "mixed": ["adam", "radam"]}
-
-
-def product_case(shape, seed, device="cpu"):
-    """Factors of the gradients of (members, examples, outputs, inputs)."""
-    members, examples, outputs, inputs = shape
-    generator = torch.Generator().manual_seed(seed)
-    sizes = ((members, examples, outputs), (members, examples, inputs))
-    return Product(*(torch.randn(size, generator=generator).to(device) for size in sizes))
-
-
-def product_steps(shape, kinds, steps, device="cpu"):
-    """Weights and moments of stacks that get factors, and of stacks that get gradients.
-
-    Of several members all but the last one live; every one has its own rate, and its rule from
-    ``kinds``.
-    """
-    members, _, outputs, inputs = shape
-    start = torch.randn(members, outputs, inputs, generator=torch.Generator().manual_seed(9))
-    each = [kinds[member % len(kinds)] for member in range(members)]
-    rates = [10.0 ** -(1 + member % 3) for member in range(members)]
-    alive = torch.tensor([m == 0 or m < members - 1 for m in range(members)], device=device)
-    results = []
-    for form in (lambda product: product, Product.multiplied):
-        weight = start.to(device, copy=True)
-        optimiser = Optimiser({"weight": weight}, each, rates)
-        for step in range(steps):
-            optimiser.step({"weight": form(product_case(shape, step, device))}, alive)
-        results.append({"weight": weight, **optimiser.stacked_state()})
-    return [(x, results[1][name]) for name, x in results[0].items()]
 
 
 def stacks_of(runs):

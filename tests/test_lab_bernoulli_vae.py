@@ -19,9 +19,8 @@ from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
 from discretegrad_lab.stack import bits, compilation, trainer
-from discretegrad_lab.stack.layers import Linear, factors_of
+from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
-from discretegrad_lab.stack.products import stand_ins
 from discretegrad_lab.tasks import data
 from discretegrad_lab.tasks.base import read_rows
 from discretegrad_lab.tasks.bernoulli_vae import decoder, gradients, model, recipes
@@ -30,14 +29,7 @@ from discretegrad_lab.tasks.bernoulli_vae.images import Split, load_split
 from discretegrad_lab.tasks.bernoulli_vae.model import BernoulliVaeModel
 from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.evidence import DASH, Results
-from lab_cases import (
-    make_stack,
-    parameter_gradients,
-    searched,
-    stacks_of,
-    use_table,
-    use_temperatures,
-)
+from lab_cases import make_stack, searched, stacks_of, use_table, use_temperatures
 from test_lab_capture import faults
 from watched_memory import Memory
 
@@ -93,16 +85,6 @@ def in_double(runs):
     if task._learned is not None:
         task._learned.double()
     task._prior.data = task._prior.data.double()
-    if task._fuse:
-        # what has gradients is of that precision too
-        networks = {"encoder": task._encoder, "decoder": task._decoder}
-        for layer in (x for network in networks.values() for x in network):
-            if isinstance(layer, Linear) and layer.factors is not None:
-                layer.factors = stand_ins(layer.weight, layer.factors.inputs.shape[1])
-        task.groups["model"] = dataclasses.replace(
-            task.groups["model"], factors=factors_of(**networks)
-        )
-        task._choose_what_to_compile()
     return task
 
 
@@ -323,19 +305,17 @@ def gradients_of_steps(runs):
             # weights that are not where they start, at which networks would get no gradient
             p += 0.3 if name in ("alpha", "beta") else 0.0
     task.begin_epoch(1)
-    parameters = [p for group in task.groups.values() for p in group.parameters.values()]
-    assert len(parameters) == 12 + len(own) + task._prior.requires_grad
-    # of the weights
-    assert len(task.groups["model"].factors) == 6 * task._fuse
+    leaves = [p for group in task.groups.values() for p in group.parameters.values()]
+    assert len(leaves) == 12 + len(own) + task._prior.requires_grad
     steps = []
     for _ in range(2):
         with trainer._settings(tf32=False, one_thread=True):
             losses = task.losses()["train"]
-            gradients = list(parameter_gradients(task, losses).values())
+            gradients = task.gradients(losses, leaves, keep=False)
         assert all(g.any() for g in gradients)
         steps += [losses.detach().clone(), *(g.clone() for g in gradients)]
         with torch.no_grad():
-            for p, g in zip(parameters, gradients, strict=True):
+            for p, g in zip(leaves, gradients, strict=True):
                 p -= 0.1 * g / (1 + g.norm())
     counted = task.evaluate(2)["loss_evaluations"].tolist()
     assert counted == [runs[0].evaluations] * 2
@@ -356,15 +336,13 @@ def test_large_stacks_and_long_runs_are_compiled_on_a_gpu(
     device, epochs, members, fuse, monkeypatch
 ):
     runs = [run("reinmax", 2, seed, epochs=epochs, steps_per_epoch=100) for seed in range(members)]
-    calls = []
+    task, calls = BernoulliVaeModel(runs, CPU), []
     for name in ("compiled", "compiled_with_gradients"):
         monkeypatch.setattr(model, name, lambda function, *_: calls.append(function) or function)
     monkeypatch.setattr(compilation, "FROM_ELEMENTS", 4 * BATCH * model.PIXELS)
-    worth = compilation.worth_compiling
-    monkeypatch.setattr(model, "worth_compiling", lambda _, *x: worth(torch.device(device), *x))
-    task = BernoulliVaeModel(runs, CPU)
+    task._device = torch.device(device)
+    task._choose_what_to_compile()
     assert calls == ([model.batch_of, task.costs] if fuse else [])
-    assert bool(task.groups["model"].factors) == fuse
 
 
 @pytest.mark.parametrize(("key", "evaluations"), [("rodeo", 2), ("relax", 3), ("relax-tied", 2)])

@@ -12,12 +12,9 @@ from torch.nn.functional import binary_cross_entropy, one_hot
 import oracles
 from discretegrad_lab.tasks.data import Images
 from discretegrad_lab.tasks.vae import model as vae
-from discretegrad_lab.tasks.vae import scored, several
 from discretegrad_lab.tasks.vae.config import Vae
-from discretegrad_lab.tasks.vae.enumerated import make_model
 from discretegrad_lab.tasks.vae.model import VaeModel, negative_elbo
-from discretegrad_lab.tasks.vae.sample_recipes import RLOO
-from lab_cases import make_stack, parameter_gradients
+from lab_cases import make_stack
 from watched_memory import Memory
 
 CPU = torch.device("cpu")
@@ -70,9 +67,8 @@ def train(task, steps, epoch=0, rate=1e-3):
     history = []
     for _ in range(steps):
         losses = task.losses()["train"]
-        gradients = parameter_gradients(task, losses).values()
-        for parameter, gradient in zip(task.parameters.values(), gradients, strict=True):
-            parameter.grad = gradient
+        optimiser.zero_grad()
+        losses.sum().backward()
         optimiser.step()
         history.append(losses.detach())
     return torch.stack(history)
@@ -383,48 +379,6 @@ def test_the_guess_of_the_memory(estimator, categories, latents):
     least = 4 * sum(weights.values()) + kept + of_test + 60_000 * 8
     assert losses.isfinite().all()
     assert least < vae.memory(one) < 1.6 * least
-
-
-@pytest.mark.parametrize(
-    ("runs", "count"),
-    [
-        (RUNS, 6),
-        ([run("st", samples=3), run("reinmax", samples=3)], 6),
-        # these ask the decoder for other codes, too
-        ([run(RLOO)], 0),
-        ([run("exact")], 0),
-    ],
-    ids=["samplers", "several samples", "rloo", "exact"],
-)
-def test_large_stacks_have_the_factors_of_the_same_gradients(runs, count, monkeypatch):
-    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
-    found = []
-    for fuse in (False, True):
-        for module in (vae, several, scored):
-            monkeypatch.setattr(module, "worth_compiling", lambda *_, fuse=fuse: fuse)
-            monkeypatch.setattr(module, "compiled", lambda function: function)
-        task = make_model(runs, CPU)
-        task.begin_epoch(0)
-        found.append(parameter_gradients(task, task.losses()["train"]))
-        assert len(task.groups["model"].factors) == (count if fuse else 0)
-    for name, g in found[0].items():
-        assert g.any()
-        torch.testing.assert_close(found[1][name], g)
-
-
-def test_a_stack_with_factors_trains_as_one_without(monkeypatch):
-    monkeypatch.setattr(vae, "load_mnist", lambda data: IMAGES)
-    monkeypatch.setattr(vae, "HIDDEN", (6, 5))
-    monkeypatch.setattr(vae, "compiled", lambda function: function)
-    runs = [run("reinmax", batch=250), run("st", batch=250, optimiser="radam")]
-    states = []
-    for fuse in (False, True):
-        monkeypatch.setattr(vae, "worth_compiling", lambda *_, fuse=fuse: fuse)
-        stack = make_stack(runs)
-        stack.advance()
-        states.append(stack.state(0) | {f"other/{k}": x for k, x in stack.state(1).items()})
-    for name, x in states[0].items():
-        torch.testing.assert_close(states[1][name], x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

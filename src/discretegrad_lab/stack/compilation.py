@@ -53,10 +53,6 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-# by default torch stores what takes more than 30 operations, and reads it again in the gradient
-_RECOMPUTED: dict[str, Any] = {"realize_opcount_threshold": 1000}
-
-
 def compiled_with_gradients(
     losses: Callable[..., Tensor], leaves: Sequence[Tensor]
 ) -> Callable[..., tuple[Tensor, list[Tensor]]]:
@@ -66,9 +62,6 @@ def compiled_with_gradients(
     the way; that list is compiled. So ``losses`` may itself differentiate, as an estimator does
     that learns or asks for slopes of f. ``torch.compile`` alone would not do: while it traces, the
     library lets nothing learn.
-
-    An elementwise result is computed again where the gradient needs it, up to 1000 operations, and
-    not stored: where all time goes into moving memory, that is cheaper than to read it.
 
     All else happens in the first call alone: Python's branches and counts, and kernels that are
     launched without an operator of torch. Tensors that are not arguments are read at every call, at
@@ -94,7 +87,7 @@ def compiled_with_gradients(
             # in this thread, where the operations are written down
             with torch.autograd.set_multithreading_enabled(False):
                 graph = make_fx(both)(*args)
-            fused = torch.compile(graph, dynamic=False, options=_RECOMPUTED)
+            fused = torch.compile(graph, dynamic=False)
         return fused(*args)
 
     return call

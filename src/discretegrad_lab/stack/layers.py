@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .products import Product, stand_ins
-
 
 def generators(seeds: Iterable[int]) -> list[torch.Generator]:
     """One for each member; layers made one after another draw from them in that order."""
@@ -44,8 +42,6 @@ class Linear(nn.Module):
         self, generators: Sequence[torch.Generator], in_features: int, out_features: int
     ) -> None:
         super().__init__()
-        self.factors: Product | None = None
-        """If there are any, the weight has no gradient, but these have the factors of it."""
         members = len(generators)
         self.weight = nn.Parameter(torch.empty(members, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(members, out_features))
@@ -57,7 +53,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all members."""
-        return linear(x, self.weight, self.bias, self.factors)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """The sizes."""
@@ -65,16 +61,9 @@ class Linear(nn.Module):
         return f"members={members}, in_features={inputs}, out_features={outputs}"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, factors: Product | None = None) -> Tensor:
-    """``x @ weight.mT + bias`` for each member, (members, batch, outputs).
-
-    Args:
-        x: (members, batch, inputs).
-        weight: (members, outputs, inputs).
-        bias: (members, outputs).
-        factors: What gets the gradient of the weight in its place, if anything.
-    """
-    return _Linear.apply(x, weight, bias, *(factors or (None, None)))
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x @ weight.mT + bias`` for each member, (members, batch, outputs)."""
+    return _Linear.apply(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -83,29 +72,16 @@ class _Linear(torch.autograd.Function):
     apply: Callable[..., Tensor]  # torch leaves it without a type
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *factors: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         # not baddbmm, which writes the bias first and reads it again; a compiler fuses the sum
         return torch.bmm(x, weight.mT) + bias.unsqueeze(1)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         for_x = torch.bmm(g, weight) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[3]:
-            return for_x, None, g.sum(1), g, x
-        return for_x, torch.bmm(g.mT, x), g.sum(1), None, None
-
-
-def keep_factors(network: nn.Module, examples: int) -> None:
-    """From now on linear layers have the factors of their weights' gradients.
-
-    So many examples go through each layer in a step, all of them at once: a layer that is used
-    twice would have sums of factors, which are no factors of the sum.
-    """
-    for layer in network.modules():
-        if isinstance(layer, Linear):
-            layer.factors = stand_ins(layer.weight, examples)
+        return for_x, torch.bmm(g.mT, x), g.sum(1)
 
 
 def parameters_of(**networks: nn.Module) -> dict[str, Tensor]:
@@ -114,16 +90,6 @@ def parameters_of(**networks: nn.Module) -> dict[str, Tensor]:
         f"{name}.{part}": parameter
         for name, network in networks.items()
         for part, parameter in network.named_parameters()
-    }
-
-
-def factors_of(**networks: nn.Module) -> dict[str, Product]:
-    """What has the gradients of weights, where layers keep factors, by the weights' names."""
-    return {
-        f"{name}.{part}.weight": layer.factors
-        for name, network in networks.items()
-        for part, layer in network.named_modules()
-        if isinstance(layer, Linear) and layer.factors is not None
     }
 
 

@@ -1,14 +1,13 @@
 """What a task has to say about its stacked model, for the trainer."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .config import Run
-from .products import Product
 from .schedules import Schedule
 
 
@@ -40,32 +39,10 @@ class Group:
     rate_factors: Tensor | None = None
     """What the model multiplies the learning rates by while it trains, float64; see ``Plateau``.
     It belongs to the buffers of the model."""
-    factors: Mapping[str, Product] = field(default_factory=dict)
-    """What has the gradients of some of the parameters, as two factors each."""
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        """What to ask for gradients of."""
-        return [
-            leaf for name, x in self.parameters.items() for leaf in self.factors.get(name, (x,))
-        ]
-
-    def by_parameter(self, gradients: Iterator[Tensor]) -> dict[str, Tensor | Product]:
-        """The gradients of the parameters, from those of the leaves."""
-        return {
-            name: Product(next(gradients), next(gradients))
-            if name in self.factors
-            else next(gradients)
-            for name in self.parameters
-        }
 
     @classmethod
     def of_runs(
-        cls,
-        parameters: Mapping[str, Tensor],
-        runs: Sequence[Run],
-        loss: str = "",
-        factors: Mapping[str, Product] | None = None,
+        cls, parameters: Mapping[str, Tensor], runs: Sequence[Run], loss: str = ""
     ) -> "Group":
         """Parameters of all members, each updated as its configuration says."""
         return cls(
@@ -76,7 +53,6 @@ class Group:
             [run.rate_schedule for run in runs],
             [run.clip_norm for run in runs],
             loss,
-            factors=factors or {},
         )
 
     @classmethod

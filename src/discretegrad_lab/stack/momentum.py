@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .products import Product, whole
-
 
 class Momentum:
     """One step of all members at a time, without asking the device for anything.
@@ -40,11 +38,11 @@ class Momentum:
         self._factors = torch.tensor(schedules, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor | Product], alive: Tensor) -> None:
+    def step(self, gradients: Mapping[str, Tensor], alive: Tensor) -> None:
         """Update the parameters.
 
         Args:
-            gradients: One for each parameter, of its shape or as its factors.
+            gradients: One for each parameter, of its shape.
             alive: bool, (members,). The other members keep their parameters and their state,
                 whatever their gradients are.
         """
@@ -54,7 +52,7 @@ class Momentum:
         for name, p in self._parameters.items():
             shape = (-1, *[1] * (p.ndim - 1))
             total, own = self._sums[name], alive.view(shape)
-            g = whole(gradients[name]).add(p, alpha=self._decay)
+            g = gradients[name].add(p, alpha=self._decay)
             # of a member that is not alive neither changes, and nothing of its gradient is used
             torch.where(own, total * self._momentum + g, total, out=total)
             moved = torch.addcmul(p, g.add_(total, alpha=self._momentum), -rates.view(shape))

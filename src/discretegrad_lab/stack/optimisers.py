@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .compilation import compiled, worth_compiling
-from .products import Product, whole
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
@@ -107,8 +106,7 @@ def _advance(
         rates = rates * factors.gather(1, steps.clamp(max=factors.shape[1] - 1).unsqueeze(1))
     steps += alive
     row = table[steps.clamp(max=len(table) - 1)]
-    # in one piece each, as kernels want them
-    first, second, rectification = row.float().mT.contiguous().unsqueeze(-1)
+    first, second, rectification = row.float().unsqueeze(-1).unbind(1)
     size = -rates / row[:, :1]
     alive = alive.unsqueeze(-1)
     return Scalars(alive, is_radam, rates.float(), size.float(), first, second, rectification)
@@ -195,7 +193,6 @@ class Optimiser:
         self._steps = torch.zeros(members, dtype=torch.int64, device=device)
         self._beta1, self._decay = beta1, decay
         self._rule = kinds[0] if len(set(kinds)) == 1 else "either"
-        self._rules = "adam" in kinds, "radam" in kinds
         self._is_radam = torch.tensor([[kind == "radam"] for kind in kinds], device=device)
         self._rates = torch.tensor(
             [[rate] for rate in learning_rates], dtype=torch.float64, device=device
@@ -209,8 +206,6 @@ class Optimiser:
         if any(norm is not None for norm in clip_norms or ()):
             limits = [[math.inf if norm is None else norm] for norm in clip_norms or ()]
             self._longest = torch.tensor(limits, device=device)
-        # the kernel knows neither the norm of all gradients nor what decay adds to them
-        self._takes_products = self._longest is None and not decay
         if compile is None:
             compile = worth_compiling(device, sum(p.numel() for p in flat.values()))
         # two functions: in one, every element would repeat the arithmetic of its member
@@ -218,11 +213,11 @@ class Optimiser:
         self._apply = compiled(_apply) if compile else _apply
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor | Product], alive: Tensor) -> None:
+    def step(self, gradients: Mapping[str, Tensor], alive: Tensor) -> None:
         """Update the parameters.
 
         Args:
-            gradients: One for each parameter, of its shape or as its factors.
+            gradients: One for each parameter, of its shape.
             alive: bool, (members,). The other members keep their parameters and their state,
                 whatever their gradients are.
         """
@@ -235,26 +230,11 @@ class Optimiser:
             self._factors,
             self._rate_factors,
         )
-        states: list[State] = []
-        ordered: list[Tensor] = []
-        for name, state in self._states.items():
-            gradient = gradients[name]
-            if isinstance(gradient, Product) and self._takes_products and gradient.has_kernels():
-                self._step_by_product(state, gradient, scalars)
-            else:
-                states.append(state)
-                ordered.append(whole(gradient))
+        states = list(self._states.values())
+        ordered = [gradients[name] for name in self._states]
         if self._longest is not None:
             ordered = clipped(ordered, self._longest)
         self._apply(self._rule, states, ordered, scalars, self._beta1, self._decay)
-
-    def _step_by_product(self, state: State, gradient: Product, scalars: Scalars) -> None:
-        """A step of one parameter, whose gradient is never written down."""
-        from . import product_kernels
-
-        numbers = 1 - self._beta1, BETA2, 1 - BETA2, EPS
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        product_kernels.update(state, gradient, scalars, numbers, self._rules, tf32)
 
     def stacked_state(self) -> dict[str, Tensor]:
         """What members need to go on besides their parameters, (members, ...) each; not copied."""

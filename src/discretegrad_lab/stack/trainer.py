@@ -22,7 +22,6 @@ from .model import Group, Model
 from .momentum import Momentum
 from .noise import Noise
 from .optimisers import Optimiser
-from .products import Product
 
 # steps of a CUDA graph: few replays are cheap, and a long graph takes long to capture
 _STEPS_OF_A_GRAPH = 20
@@ -156,12 +155,12 @@ class Stack:
         self, losses: Mapping[str, Tensor], by_loss: Mapping[str, Mapping[str, Group]]
     ) -> None:
         """Take in some losses, and update the groups of parameters that minimise them."""
-        updates: dict[str, Mapping[str, Tensor | Product]] = {}
+        updates: dict[str, Mapping[str, Tensor]] = {}
         for number, (loss, groups) in enumerate(by_loss.items(), 1):
-            leaves = [x for group in groups.values() for x in group.leaves]
+            leaves = [x for group in groups.values() for x in group.parameters.values()]
             gradients = iter(self.model.gradients(losses[loss], leaves, number < len(by_loss)))
             for name, group in groups.items():
-                updates[name] = group.by_parameter(gradients)
+                updates[name] = dict(zip(group.parameters, gradients, strict=False))
         names = [name for name in self._totals if name in losses]
         alive = self._take_in(
             [losses[name].detach() for name in names],

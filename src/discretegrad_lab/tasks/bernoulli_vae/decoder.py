@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
 from ...stack.layers import Linear
-from ...stack.products import Product
 
 
 def reconstruction(decoder: nn.Module, z: Tensor, x: Tensor) -> Tensor:
@@ -47,13 +46,11 @@ def sloped_reconstruction(slope: float, decoder: nn.Module, z: Tensor, x: Tensor
         x: (members, batch, pixels).
     """
     layers = [layer for layer in decoder.children() if isinstance(layer, Linear)]
-    parameters = [p.detach() for layer in layers for p in (layer.weight, layer.bias)]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     with torch.no_grad():
-        point = _Point(slope, z.detach(), x, parameters)
-    as_factors = all(layer.factors is not None for layer in layers)
-    leaves = [p for layer in layers for p in (*(layer.factors or (layer.weight,)), layer.bias)]
+        point = _Point(slope, z.detach(), x, [p.detach() for p in parameters])
     # two nodes of the graph, so that a gradient of one asks nothing of the other
-    return _Costs.apply(z, point) + _Weights.apply(point, as_factors, *leaves)
+    return _Costs.apply(z, point) + _Weights.apply(point, *parameters)
 
 
 class _Point:
@@ -74,8 +71,8 @@ class _Point:
     def curvature(self, g: Tensor, v: Tensor) -> Tensor:
         return curvature(g.detach(), v, self.outputs, self.parameters, self.slope)
 
-    def weight_gradients(self, g: Tensor, as_factors: bool) -> list[Tensor]:
-        return weight_gradients(g, self.outputs, self.deltas, as_factors)
+    def weight_gradients(self, g: Tensor) -> list[Tensor]:
+        return weight_gradients(g, self.outputs, self.deltas)
 
 
 class _Costs(torch.autograd.Function):
@@ -121,14 +118,14 @@ class _Weights(torch.autograd.Function):
     apply: Callable[..., Tensor]
 
     @staticmethod
-    def forward(ctx: Any, point: _Point, as_factors: bool, *leaves: Tensor) -> Tensor:
-        ctx.point, ctx.as_factors = point, as_factors
+    def forward(ctx: Any, point: _Point, *parameters: Tensor) -> Tensor:
+        ctx.point = point
         return torch.zeros_like(point.costs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.point.weight_gradients(g, ctx.as_factors)
+        return None, *ctx.point.weight_gradients(g)
 
 
 # samples of a member lie in one axis: (members, samples * batch, ...)
@@ -197,13 +194,12 @@ def curvature(
 
 
 def weight_gradients(
-    g: Tensor, outputs: Sequence[Tensor], deltas: Sequence[Tensor], as_factors: bool
+    g: Tensor, outputs: Sequence[Tensor], deltas: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Those of weight, or its factors, and bias of each layer, where each loss counts g times."""
+    """Those of weight and bias of each layer, where each loss counts g times."""
     weights = _joined(g).unsqueeze(-1)
     gradients: list[Tensor] = []
     for entering, delta in zip(outputs[:-1], deltas, strict=True):
-        product = Product(delta * weights, entering)
-        gradients += product if as_factors else [product.multiplied()]
-        gradients.append(product.outputs.sum(1))
+        weighted = delta * weights
+        gradients += [torch.bmm(weighted.mT, entering), weighted.sum(1)]
     return gradients

@@ -23,17 +23,9 @@ from torch.nn.functional import logsigmoid, softplus
 from discretegrad import ESTIMATORS
 from discretegrad._types import Backend
 
-from ...stack.bits import Bits, Numbers, draw_bits, sample_count
+from ...stack.bits import Bits, Numbers, draw_bits
 from ...stack.compilation import compiled, compiled_with_gradients, worth_compiling
-from ...stack.layers import (
-    factors_of,
-    generators,
-    keep_factors,
-    mlp,
-    of_member,
-    parameters_of,
-    start_as_glorot,
-)
+from ...stack.layers import generators, mlp, of_member, parameters_of, start_as_glorot
 from ...stack.learned import RATE, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
@@ -87,9 +79,6 @@ class BernoulliVaeModel(Model):
         self._noise, self._aside, self._pixels = (Noise(seeds, device) for _ in range(3))
         self.steps_per_epoch = run.steps_per_epoch
 
-        # large stacks, where a step is all memory traffic, and all long runs
-        elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
-        self._fuse = worth_compiling(device, elements, steps)
         self._make_networks()
         self._evaluations = 0
         self._choose_what_to_compile()
@@ -121,15 +110,11 @@ class BernoulliVaeModel(Model):
             if run.start == "glorot":
                 start_as_glorot(network, starts)
             network.to(device)
-        if self._fuse:
-            keep_factors(self._encoder, run.batch)
-            # relaxed samples, which some estimators have besides, ask for no gradient of weights
-            keep_factors(self._decoder, sample_count(run.line, run.evaluations) * run.batch)
         parameters = parameters_of(**networks)
         self._prior = torch.zeros(self._members, run.latents, device=device)
         if run.prior != "uniform":
             parameters["prior"] = self._prior.requires_grad_()
-        self.groups["model"] = Group.of_runs(parameters, runs, factors=factors_of(**networks))
+        self.groups["model"] = Group.of_runs(parameters, runs)
         taus = [member.tau for member in runs]
         self._learned = make_learned(run.line, starts, taus, PIXELS + run.latents)
         if self._learned is not None:
@@ -139,8 +124,11 @@ class BernoulliVaeModel(Model):
             self.groups["estimator"] = Group.alike(own, range(self._members), RATE)
 
     def _choose_what_to_compile(self) -> None:
-        """Steps as a whole, but for what makes noise from seeds, which is a kernel of its own."""
-        run, row, fuse = self._run, ESTIMATORS[self._run.line.row], self._fuse
+        """On a GPU, of large stacks, where a step is all memory traffic, and of all long runs."""
+        run, row = self._run, ESTIMATORS[self._run.line.row]
+        elements, steps = self._members * run.batch * PIXELS, run.epochs * run.steps_per_epoch
+        fuse = worth_compiling(self._device, elements, steps)
+        # as a whole, but for what makes noise from seeds, which is a kernel of its own
         in_parts = fuse and run.line.takes("seed")
         self._batch = compiled(batch_of) if fuse else batch_of
         self._encode = compiled(encode) if in_parts else encode
@@ -151,7 +139,7 @@ class BernoulliVaeModel(Model):
             self._reconstruct = compiled(reconstruction) if in_parts else reconstruction
         self._costs_with_gradients = None
         if fuse and not in_parts:
-            leaves = [x for group in self.groups.values() for x in group.leaves]
+            leaves = [x for group in self.groups.values() for x in group.parameters.values()]
             self._costs_with_gradients = compiled_with_gradients(self.costs, leaves)
         self._gradients: list[Tensor] | None = None
         """Those of the latest losses, until they are asked for."""

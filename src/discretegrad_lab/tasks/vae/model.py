@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from ...stack.compilation import compiled, worth_compiling
 from ...stack.config import Run
-from ...stack.layers import factors_of, generators, keep_factors, mlp, parameters_of
+from ...stack.layers import generators, mlp, parameters_of
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
 from ...stack.sampler import Sampler
@@ -65,8 +64,6 @@ class VaeModel(Model):
     """
 
     loss_names = ("train",)
-    uses_layers_once: ClassVar[bool] = True
-    """Whether a step goes through each layer once, with all samples of all images."""
 
     def __init__(
         self,
@@ -102,16 +99,12 @@ class VaeModel(Model):
         activation = nn.ReLU if run.slope is None else partial(nn.LeakyReLU, run.slope)
         self._encoder = mlp(starts, encoder, activation).to(device)
         self._decoder = mlp(starts, decoder, activation).to(device)
+        parameters = parameters_of(encoder=self._encoder, decoder=self._decoder)
+        self.groups["model"] = Group.of_runs(parameters, runs)
+
         # what is all memory traffic in a step
         elements, steps = self._members * run.batch * PIXELS, run.epochs * self.steps_per_epoch
         fuse = worth_compiling(device, elements, steps)
-        if fuse and self.uses_layers_once:
-            keep_factors(self._encoder, run.batch)
-            keep_factors(self._decoder, run.batch * run.samples)
-        networks = {"encoder": self._encoder, "decoder": self._decoder}
-        self.groups["model"] = Group.of_runs(
-            parameters_of(**networks), runs, factors=factors_of(**networks)
-        )
         self._logits = compiled(_logits) if fuse else _logits
         self._loss = compiled(_loss) if fuse else _loss
 

@@ -28,8 +28,6 @@ class ScoredVae(VaeModel):
     The arguments are those of ``VaeModel``.
     """
 
-    uses_layers_once = False
-
     def __init__(
         self, runs: Sequence[Vae], device: torch.device, data: Path | None = None, **images: Any
     ) -> None:
