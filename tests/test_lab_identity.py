@@ -42,6 +42,7 @@ FROZEN = {
     "vae-8x4-samples": (80, "58425861cf14a564"),
     "vae-baselines": (180, "f9477a575c853613"),
     "vae-search-4x24": (864, "61f376c0543ee68f"),
+    "vae-search-8x16": (864, "4bfd2daa036831b7"),
     "vae-search-8x4": (864, "ecd446f42dbf4a9d"),
     "vae-temperatures": (360, "977140153092b4f1"),
 }
