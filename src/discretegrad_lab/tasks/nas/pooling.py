@@ -21,7 +21,8 @@ def averages(x: Tensor) -> Tensor:
         return apply(x)
     # on a CUDA device the gradient of torch's own averages is wrong where channels come last and
     # windows reach over the edge: github.com/pytorch/pytorch/issues/188344
-    return avg_pool2d(x.contiguous(), 3, 1, 1, count_include_pad=False)
+    x = x.contiguous() if x.is_cuda else x
+    return avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
 
 class _Averages(torch.autograd.Function):
