@@ -157,6 +157,8 @@ def test_score_functions_are_unbiased(row):
     close(discretegrad.exact_gradient(theta, f, family=family), true)
 
 
+# of torch itself, where it makes rules for forward mode
+@pytest.mark.filterwarnings("ignore:.torch.jit.script(_method)?. is deprecated:DeprecationWarning")
 def test_exact_expectation_has_all_derivatives():
     family, theta, matrix = Subset(2), normal(5, seed=8), normal(5, 5, seed=9)
     subsets = every_subset(5, 2)
@@ -171,7 +173,8 @@ def test_exact_expectation_has_all_derivatives():
     close(expected(theta), oracle(theta))
     hessian = torch.autograd.functional.hessian(oracle, theta)
     close(torch.autograd.functional.hessian(expected, theta), hessian)
-    close(torch.func.jacrev(torch.func.jacrev(expected))(theta), hessian)
+    for first, second in itertools.product((torch.func.jacrev, torch.func.jacfwd), repeat=2):
+        close(second(first(expected))(theta), hessian)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.7, 2.0])
@@ -351,6 +354,20 @@ def test_compiled(compiler):
     assert_discrete(sample.detach(), Subset(3))
     given = reinmax(ours, family=Subset(3), given=sample.detach())
     close(gradient(sample, ours, g), gradient(given, ours, g), 1e-5)
+
+
+def test_the_exact_expectation_compiled(compiler):
+    logits, matrix = normal(3, 4).requires_grad_(), normal(4, 4, seed=1)
+
+    def expected(x):
+        return discretegrad.exact_expectation(
+            x, lambda z: (z @ matrix).tanh().sum(-1), family=Subset(2)
+        )
+
+    compiled = torch.compile(expected, fullgraph=True, backend="aot_eager")
+    results = [f(logits) for f in (compiled, expected)]
+    close(*results)
+    close(*(gradient(x, logits, torch.ones(3)) for x in results))
 
 
 # --- the front

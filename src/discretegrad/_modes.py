@@ -18,6 +18,15 @@ def batched(g: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(g)
 
 
+def forward_over_forward() -> bool:
+    """Whether ``torch.func`` differentiates in forward mode within forward mode.
+
+    There torch takes the result of a function's own rule for forward mode as a constant.
+    """
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return sum(x.key() == torch._C._functorch.TransformType.Jvp for x in levels) > 1
+
+
 def transforming() -> bool:
     """Whether a ``torch.func`` transform (vmap, grad, ...) is active."""
     return torch._C._are_functorch_transforms_active()

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from .._checks import check_count, values_are_checked
 from .._math import compute_dtype, row_sum
+from .._modes import compiling, forward_over_forward
 from .._random import uniform, widest
 from .._types import Call
 from . import counting
@@ -219,8 +220,11 @@ class Subset(AlongAxis):
         """The log-probability of each subset, (...); a sample has k ones along its last axis."""
         self._check_parameters("log_prob", logits)
         self._check_sample("log_prob", logits, sample)
-        value: Tensor = _LogProb.apply(_wide(logits), sample > 0, self.k)
-        return value.to(logits.dtype)
+        # torch compiles no function with a rule for forward mode
+        log_prob = _LogProb.apply if compiling() else _LogProbForward.apply
+        if not compiling() and forward_over_forward():
+            log_prob = _log_prob
+        return log_prob(_wide(logits), sample > 0, self.k).to(logits.dtype)
 
     def relaxed(self, natural: Tensor) -> Tensor:
         """The probability that an item is in the subset, differentiable as often as one likes."""
@@ -291,6 +295,12 @@ def _reinmax(
     return second_order(tempered, family.k, g, drawn, 1.0) - family.covariance(point, g) / 2
 
 
+def _log_prob(logits: Tensor, drawn: Tensor, k: int) -> Tensor:
+    point = counting.balanced(logits, k)
+    bits = logsigmoid(torch.where(drawn, point, -point))
+    return row_sum(bits).squeeze(-1) - counting.log_chance(point, k)
+
+
 class _LogProb(torch.autograd.Function):
     """The log-probability of subsets. Its gradient is the residual, and differentiable itself.
 
@@ -303,9 +313,7 @@ class _LogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor, drawn: Tensor, k: int) -> Tensor:
-        point = counting.balanced(logits, k)
-        bits = logsigmoid(torch.where(drawn, point, -point))
-        return row_sum(bits).squeeze(-1) - counting.log_chance(point, k)
+        return _log_prob(logits, drawn, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -318,6 +326,10 @@ class _LogProb(torch.autograd.Function):
         logits, drawn = ctx.saved_tensors
         gradient = g[0].unsqueeze(-1) * _score(logits, drawn, ctx.k)
         return gradient.sum_to_size(logits.shape), None, None
+
+
+class _LogProbForward(_LogProb):
+    """The same with derivatives in forward mode."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
