@@ -295,3 +295,18 @@ def test_relaxed_sample_is_twice_differentiable_also_in_tau(case):
     second = [torch.autograd.grad(a.pow(2).sum() + b.pow(2).sum(), (logits, tau)) for a, b in first]
     for ours, theirs in zip(first[0] + second[0], first[1] + second[1], strict=True):
         assert_equal(ours.detach(), theirs.detach())
+
+
+@each(RELAXED)
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float64).min], ids=str)
+def test_relaxed_sample_of_masked_logits_has_a_gradient_in_tau(case, lowest):
+    """The largest number over a small tau is infinite too."""
+    logits = torch.tensor([[0.3, -0.2, lowest]], dtype=torch.float64).requires_grad_()
+    tau = torch.tensor(0.5, dtype=torch.float64).requires_grad_()
+    given, noise = case.draw(logits.detach().clamp(min=-1e3)).values()
+    sample = oracles.library_sample(case, logits, given, noise[None], tau)
+    for_logits, for_tau = torch.autograd.grad(sample.square().sum(), (logits, tau))
+    assert for_logits.isfinite().all()
+    assert for_logits[:, :2].any()
+    assert for_tau.isfinite()
+    assert for_tau != 0

@@ -51,9 +51,10 @@ def sigmoid_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def divide_finite(x: Tensor, tau: Temperature) -> Tensor:
-    """``x / tau``, where an infinite x stays as it is and gives tau no gradient (not NaN)."""
-    infinite = x.isinf()
-    return torch.where(infinite, x, x.masked_fill(infinite, 0) / tau)
+    """``x / tau``, where an infinite result gives neither x nor tau a gradient (not NaN)."""
+    quotient = x.detach() / (tau.detach() if isinstance(tau, Tensor) else tau)
+    infinite = quotient.isinf()
+    return torch.where(infinite, quotient, x.masked_fill(infinite, 0) / tau)
 
 
 def row_sum(x: Tensor) -> Tensor:
