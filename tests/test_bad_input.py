@@ -239,6 +239,14 @@ def test_generator(target):
         target.refuses(*bad)
 
 
+@each(HARD)
+def test_generator_beside_a_draw_that_is_given(case):
+    """It may be needed for noise, or not; it is looked at in any case."""
+    logits, message = TWO.clone(), rf"^{case.row.name}: expected generator to be a torch.Generator"
+    with pytest.raises(TypeError, match=message):
+        case.sample(logits, given=case.draw(logits)["given"], generator="abc")
+
+
 @any_tau
 @each_target(TARGETS)
 def test_tau_that_float32_cannot_hold(target):
@@ -462,8 +470,11 @@ def test_set_checks(monkeypatch):
     spec.loader.exec_module(module)
     assert module.set_checks("auto") == "never"
     monkeypatch.setenv("DISCRETEGRAD_CHECKS", "sometimes")
-    with pytest.raises(ValueError, match=refused.format("'sometimes'")):
+    with pytest.raises(ValueError, match="DISCRETEGRAD_CHECKS.*" + refused.format("'sometimes'")):
         spec.loader.exec_module(module)
+    monkeypatch.setenv("DISCRETEGRAD_CHECKS", "")
+    spec.loader.exec_module(module)
+    assert module.set_checks("auto") == "auto"
 
 
 # --- the exact functions

@@ -91,6 +91,11 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_row_passes_with_its_defaults(name):
+    check_sampler(discretegrad.get(name))
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_broken_sampler_breaks_the_rule(rule):
     family = "bernoulli" if rule == "bits are two categories" else "categorical"
@@ -285,14 +290,16 @@ def test_a_given_draw_without_noise_gets_new_noise_from_the_generator(case):
 @pytest.mark.parametrize("name", ["reinmax", "straight_through", "blend"])
 def test_a_small_temperature_is_explained(name):
     function = SAMPLERS[name].function
+    layer = torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(3, 5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):  # once for each line that calls
             function(torch.zeros(3), 0.3)
+        discretegrad.linear_select(*layer, estimator=name, tau=0.3)
         discretegrad.sample_index(torch.zeros(3), name, 0.3)
         function(torch.zeros(3), 0.3, family="bernoulli")
         function(torch.zeros(3), 0.3, given=torch.tensor(1))
-    assert len(caught) == 4
+    assert len(caught) == 5
     for warning in caught:
         assert warning.filename == __file__
         assert str(warning.message).startswith(f"{name}: tau=0.3 is unusual.")

@@ -477,7 +477,7 @@ HIDDEN, HEAD, TABLE = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 5)
         ({"tau": 0.0}, ValueError, "expected tau in"),
         ({"tau": torch.ones(2, 1)}, TypeError, "the same for all rows, got a tensor"),
         ({"return_index": 1}, TypeError, "expected return_index to be True or False"),
-        ({"gap": 1.0}, TypeError, "reinmax: expected options among tau, got 'gap'"),
+        ({"gap": 1.0}, TypeError, "reinmax: expected no options, got 'gap'"),
         ({"estimator": "gapped", "gap": -1.0}, ValueError, "finite gap of at least 0"),
         ({"estimator": "gumbel_rao", "num_draws": 0}, ValueError, "num_draws of at least 1"),
         ({"generator": 1}, TypeError, "expected generator to be a torch.Generator"),

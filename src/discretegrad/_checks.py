@@ -63,13 +63,14 @@ def set_checks(mode: ChecksMode) -> ChecksMode:
     """
     global _mode
     if not is_word(mode, *_MODES):
-        raise ValueError(f"expected checks mode to be one of {_MODES}, got {mode!r}")
+        name = "checks mode (also as DISCRETEGRAD_CHECKS)"
+        raise ValueError(f"expected {name} to be one of {_MODES}, got {mode!r}")
     before, _mode = _mode, mode
     return before
 
 
 _mode: ChecksMode = "auto"
-set_checks(os.environ.get("DISCRETEGRAD_CHECKS", "auto"))  # type: ignore[arg-type]
+set_checks(os.environ.get("DISCRETEGRAD_CHECKS") or "auto")  # type: ignore[arg-type]
 
 
 def values_are_checked(x: Tensor) -> bool:
@@ -283,14 +284,14 @@ def check_hard(name: str, hard: object) -> None:
         )
 
 
-def warn_of_small_tau(name: str, tau: float, least: float) -> None:
+def warn_of_small_tau(name: str, tau: float, least: float, stacklevel: int = 5) -> None:
     """Say what a small temperature does here, where many bring one along from Gumbel-softmax."""
     if isinstance(tau, (int, float)) and 0 < tau < least and _mode != "never" and not compiling():
         warnings.warn(
             f"{name}: tau={tau:g} is unusual. A small tau makes gumbel_softmax less biased, but "
             f"not {name}: here it tempers the gradient only, which is exact for the simplest f at "
             "tau=1. Start with tau=1; if you tune it, search 0.7, 1, 1.3 and 1.5.",
-            stacklevel=5,
+            stacklevel=stacklevel,
         )
 
 

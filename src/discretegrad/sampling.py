@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._attach import Vjp, attach_sample
-from ._checks import check_noise, is_word, warn_of_small_tau
+from ._checks import check_generator, check_noise, is_word, warn_of_small_tau
 from ._types import Backend, Call, Method, Temperature
 from .families import FAMILIES, Family, FamilyLike, Variables, get_family
 from .kernels import samplers
@@ -113,6 +113,7 @@ def draw_for(
         _check_works_on(rule.name, family)
     variables = family.prepare(call, learnable_tau=learnable_tau)
     if request.given is not None:
+        check_generator(rule.name, request.generator, request.logits)
         drawn = family.accept(rule.name, variables, request.given)
     elif request.noise is None and request.seed is None:
         drawn = family.draw(call, variables)

@@ -74,7 +74,8 @@ class Case:
     def _noise(self, logits: Tensor) -> dict[str, Tensor]:
         if "noise" not in self.row.takes:
             return {}
-        draws = (self.options["num_draws"],) if "num_draws" in self.options else ()
+        options = {**self.row.options, **self.options}
+        draws = (options["num_draws"],) if "num_draws" in options else ()
         uniform = torch.rand(*draws, *logits.shape, generator=seeded(2), dtype=torch.float64)
         uniform = uniform.clamp(1e-6, 1 - 1e-6)
         return {"noise": (-uniform.log() if self.categorical else uniform.logit()).to(logits.dtype)}

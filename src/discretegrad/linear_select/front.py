@@ -146,7 +146,7 @@ def linear_select(
     if options:  # torch 2.6 cannot compile a look at those of the row
         # a gather needs a category, so there is no relaxed sample
         known = tuple(option for option in row.options if option != "hard")
-        check_options(row.name, options, ("tau", *known))
+        check_options(row.name, options, known)
     assert row.rule is not None
     rule = row.rule(**options)
     check_flag(NAME, "return_index", return_index)
@@ -213,7 +213,7 @@ def _check_tau(rule: Rule, tau: object, hidden: Tensor) -> None:
         )
     check_tau(NAME, tau, hidden, None)  # type: ignore[arg-type]
     if rule.least_tau:
-        warn_of_small_tau(rule.name, tau, rule.least_tau)  # type: ignore[arg-type]
+        warn_of_small_tau(rule.name, tau, rule.least_tau, stacklevel=4)  # type: ignore[arg-type]
 
 
 def _check_layer(layer: Layer) -> None:
