@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import oracles
-from discretegrad import exact_expectation, exact_gradient
+from discretegrad import Subset, exact_expectation, exact_gradient
 from discretegrad.testing import assert_close, normal
 from watched_memory import Memory
 
@@ -226,6 +226,9 @@ def test_the_limit_itself_is_allowed_and_one_more_is_not(exact):
             ValueError, match=re.escape(f"max_outcomes=65536 joint outcomes, got {outcomes}")
         ):
             exact(torch.zeros(shape), torch.sum, family=family)
+    # too long for Python to write down
+    with pytest.raises(ValueError, match=re.escape("got (about 10 ** 6018) ** 1")):
+        exact(torch.zeros(20_000), torch.sum, family=Subset(10_000))
 
 
 def memory_of(variables, chunk_size, exact):

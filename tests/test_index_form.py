@@ -82,6 +82,8 @@ def test_index_is_that_of_the_dense_sample(case, backend):
     index, handle = index_of(case, logits, backend=backend, generator=seeded(1))
     z = case.sample(logits, backend=backend, generator=seeded(1))
     assert isinstance(handle, Handle)
+    # handles may be kept in lists and asked for
+    assert handle not in [index_of(case, logits, backend=backend)[1]]
     assert index.dtype == torch.int64
     assert not index.requires_grad
     assert torch.equal(index, z.argmax(-1))

@@ -331,7 +331,8 @@ def test_state_and_copies_go_on_as_the_original():
     for other, result in zip((twin, fresh), results[1:], strict=True):
         assert all(map(torch.equal, result, results[0]))
         assert torch.equal(other.codebook, quantize.codebook)
-    assert "estimator='reinmax'" in repr(quantize)
+    for estimator in ("reinmax", discretegrad.reinmax, discretegrad.get("reinmax")):
+        assert "estimator='reinmax'" in repr(layer(estimator=estimator))
 
 
 def train_a_rank(rank):

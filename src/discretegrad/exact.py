@@ -166,8 +166,10 @@ def _pose(
     batch, latent = shape[: value.ndim], shape[value.ndim :]
     values, size = family.outcomes(logits), math.prod(latent)
     if values ** min(size, 64) > max_outcomes:
+        # Python writes down no number of more than some thousand digits
+        came = values if values < 10**18 else f"(about 10 ** {math.log10(values):.0f})"
         raise ValueError(
-            f"{name}: expected at most max_outcomes={max_outcomes} joint outcomes, got {values} ** "
+            f"{name}: expected at most max_outcomes={max_outcomes} joint outcomes, got {came} ** "
             f"{size}. Raise max_outcomes, use fewer variables, or estimate instead."
         )
     wide = logits.to(compute_dtype(logits.dtype))

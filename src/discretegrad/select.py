@@ -14,7 +14,7 @@ from ._modes import transforming
 from .families import FAMILIES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Handle:
     """Categories that were drawn and still carry their gradient; give it to ``select``.
 

@@ -12,7 +12,7 @@ from .._random import uniform
 from .._types import Call
 from ..linear_select import linear_select
 from ..linear_select.layer import no_autocast
-from ..registry import EstimatorLike
+from ..registry import EstimatorLike, get_sampler
 from .arguments import NAME, check_estimator, check_finite, check_mask, check_number
 from .distances import Distances
 
@@ -316,8 +316,9 @@ class VectorQuantize(nn.Module):
 
     def extra_repr(self) -> str:
         """What a print of the layer shows."""
+        name = get_sampler(NAME, self.estimator).name
         return (
-            f"{self.dim}, codebook_size={self.codebook_size}, estimator={self.estimator!r}, "
+            f"{self.dim}, codebook_size={self.codebook_size}, estimator={name!r}, "
             f"sample_codebook_temp={self.sample_codebook_temp}"
         )
 
