@@ -677,6 +677,42 @@ def test_a_row_of_nan_stays_in_range_and_alone(case, small_blocks, unchecked):
     assert_same_results(*results)
 
 
+def check_out_of_range(case, n):
+    """Given categories that their rows do not have: other rows are neither written nor read."""
+    around = -(-100 // n)  # rows, so that all is in memory of the test's own
+    logits, g = inputs(2 * around + 5, n)
+    wrong = around + torch.tensor([0, 2, 4])
+    right = torch.ones(len(logits), dtype=torch.bool).index_fill(0, wrong, False)
+    draw = torch.full((len(logits),), n // 2)
+
+    def run():
+        leaf = logits.clone().requires_grad_()
+        z = case.sample_at(leaf, draw, 0.8, generator=seeded(1))
+        return z.detach(), torch.autograd.grad(z, leaf, g)[0]
+
+    expected = run()
+    draw[wrong] = torch.tensor([n + 5, -1, -100])
+    z, gradient = run()
+    assert not z[wrong].any()
+    assert_same_results([z[right], gradient[right]], [x[right] for x in expected])
+    logits[right] = g[right] = math.nan
+    z, beside_nan = run()
+    assert torch.equal(z[right], expected[0][right])
+    # it means nothing, but it comes from its own row alone
+    assert torch.equal(beside_nan[wrong].nan_to_num(-7.0), gradient[wrong].nan_to_num(-7.0))
+
+
+@each(CATEGORICAL)
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_given_category_out_of_range(case, n, small_blocks, unchecked):
+    check_out_of_range(case, n)
+
+
+@each(WALKS)
+def test_a_given_category_out_of_range_of_a_long_row(case, unchecked):
+    check_out_of_range(case, 4096)
+
+
 def test_excluded_categories_are_never_drawn(small_blocks, wide_programs, unchecked):
     """Most of the weight is excluded, by the mask or by -inf; a row may exclude everything."""
     for n, rows in ((8, 200), (16, 200), (40, 30)):

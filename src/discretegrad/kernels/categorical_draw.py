@@ -214,7 +214,9 @@ def _draw_kernel(
         else:
             # the sample was all zeros: a loop that only reads keeps more loads in flight
             one = tl.where(in_rows, 1.0, 0.0).to(sample.dtype.element_ty)
-            tl.store(sample + drawn * sample_column, one, mask=in_rows)
+            # nobody may have looked whether the row has the category that is given
+            inside = in_rows & (drawn >= 0) & (drawn < n) if GIVEN else in_rows
+            tl.store(sample + drawn * sample_column, one, mask=inside)
     if not GIVEN:
         tl.store(index + row, drawn, mask=in_rows)
     tl.store(statistics + row, top, mask=in_rows)

@@ -146,9 +146,11 @@ def _gradient_kernel(
         at_draw = tl.sum(tl.where(at, g, 0.0), 1, keep_dims=True)
         own_x = tl.sum(tl.where(at, x, 0.0), 1, keep_dims=True)
     elif PART == 0 or PIECES:
-        own_x = tl.load(logits + drawn * logits_column, mask=in_rows, other=0.0).to(tl.float32)
+        # nobody may have looked whether the row has the category, if it was given
+        known = in_rows & (drawn >= 0) & (drawn < n)
+        own_x = tl.load(logits + drawn * logits_column, mask=known, other=0.0).to(tl.float32)
         if PART < 2:
-            at_draw = tl.load(gradient + drawn * gradient_column, mask=in_rows, other=0.0)
+            at_draw = tl.load(gradient + drawn * gradient_column, mask=known, other=0.0)
             at_draw = at_draw.to(tl.float32)
         else:
             # another program may have written over the gradient

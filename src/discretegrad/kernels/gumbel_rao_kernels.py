@@ -183,7 +183,9 @@ def _gradient_kernel(
     drawn = tl.load(index + row, mask=in_rows, other=0)
     row_top = tl.load(statistics + row, mask=in_rows, other=0.0)
     row_total = tl.load(statistics + rows + row, mask=in_rows, other=1.0)
-    at_draw = tl.load(gradient + drawn * gradient_column, mask=in_rows, other=0.0).to(tl.float32)
+    # nobody may have looked whether the row has the category, if it was given
+    known = in_rows & (drawn >= 0) & (drawn < n)
+    at_draw = tl.load(gradient + drawn * gradient_column, mask=known, other=0.0).to(tl.float32)
     if HAS_TAU:
         offset = row_offset(row, inner, tau_outer, tau_inner, SPLIT)
         row_tau = tl.load(tau_rows + offset, mask=in_rows, other=1.0)
@@ -344,6 +346,8 @@ def _pair_kernel(
     gradient += row_offset(row, inner, gradient_outer, gradient_inner, SPLIT)
     result += row_offset(row, inner, result_outer, result_inner, SPLIT)
     own = tl.load(index + row, mask=inside, other=0)
+    # nobody may have looked whether the row has the category, if it was given
+    own = tl.minimum(tl.maximum(own, 0), 1)
     other = 1 - own
     own_x = tl.load(logits + own * logits_column, mask=inside, other=0.0).to(tl.float32)
     other_x = tl.load(logits + other * logits_column, mask=inside, other=0.0).to(tl.float32)
