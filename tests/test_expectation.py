@@ -509,6 +509,50 @@ def test_a_wider_f_is_not_rounded_to_the_dtype_of_the_logits(case):
     torch.testing.assert_close(gradient(low, 1e6), gradient(low, 0), rtol=1e-5, atol=1e-6)
 
 
+class Level(nn.Module):
+    """A baseline that has learned one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = nn.Parameter(torch.tensor(1e5))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.number.clone()
+
+
+def running_level() -> nn.Module:
+    estimator = Reinforce(decay=0.5).eval()
+    estimator.load_state_dict({"mean": torch.tensor(0.5e5), "steps": torch.tensor(1)})
+    return estimator
+
+
+BASELINES = {
+    "running": running_level,
+    "network": lambda: Reinforce(Level()),
+    "function": lambda: Reinforce(lambda logits: torch.tensor(1e5)),
+    "whole number": lambda: Reinforce(lambda logits: torch.tensor(100_000)),
+}
+
+
+@pytest.mark.parametrize("made", BASELINES.values(), ids=BASELINES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_baseline_is_not_rounded_to_the_dtype_of_the_logits(made, dtype):
+    """It cancels the level of f, which is beyond the range of float16."""
+    estimator, low = made(), normal(20, 3, dtype=dtype)
+
+    def gradients(logits):
+        f = lambda z: 1e5 + z.float() @ torch.arange(3.0)  # noqa: E731
+        result = expectation(logits, f, estimator, generator=seeded(1))
+        assert result.dtype == torch.float32
+        return torch.autograd.grad(result.sum(), [logits, *estimator.parameters()])
+
+    (of_low, *own), (of_high, *expected) = (
+        gradients(x.requires_grad_()) for x in (low, low.float())
+    )
+    assert torch.equal(of_low, of_high.to(dtype))
+    assert_all(torch.equal, own, expected)
+
+
 @each(CASES)
 def test_vectorized_f_is_random_for_each_sample(case):
     problem = Problem(case)

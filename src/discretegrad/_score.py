@@ -23,6 +23,7 @@ from ._checks import (
     values_are_checked,
 )
 from ._graph import can_get_gradient, graph_leaves, nodes_of, reaches
+from ._math import compute_dtype
 from ._modes import compiling, transforming
 from ._row import Estimator
 from ._types import Call, Objective, Temperature, Vectorize
@@ -330,10 +331,15 @@ def weighted(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def call_network(network: Objective, x: Tensor) -> Tensor:
-    """A user's function or network on ``x``, in the dtype of its parameters and back."""
+    """A user's function or network on ``x``, in the dtype of its parameters.
+
+    The result is no narrower than the computation on ``x``, nor than what came out.
+    """
     parameters = list(network.parameters()) if isinstance(network, nn.Module) else []
     y = network(x.to(parameters[0].dtype) if len(parameters) > 0 else x)
-    return y.to(x.dtype) if isinstance(y, Tensor) else y
+    if not isinstance(y, Tensor):
+        return y
+    return y.to(torch.promote_types(compute_dtype(x.dtype), y.dtype))
 
 
 def learned_tensors(*sources: object) -> list[Tensor]:
