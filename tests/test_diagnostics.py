@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 import discretegrad
 import oracles
-from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation
+from discretegrad import ESTIMATORS, Diagnosis, DiagnosisRow, diagnose, expectation, reinmax
 from discretegrad.diagnose import cost, moments, problem, undrawn
 from discretegrad.testing import normal, seeded
 from watched_memory import Memory
@@ -760,6 +761,8 @@ def test_other_dtypes(dtype, untimed):
 FEW = "of at least 1"
 ORDER = r"Write discretegrad.diagnose\(logits, f, estimators\)"
 REFERENCE = torch.full((3, 2, 2), math.inf)
+OF_BITS = partial(discretegrad.leave_one_out, family="bernoulli")
+CAME = r"got partial\(leave_one_out, family=...\). Pass family to diagnose itself"
 
 
 @pytest.mark.parametrize(
@@ -795,6 +798,11 @@ REFERENCE = torch.full((3, 2, 2), math.inf)
         ({"estimators": ("reinmax", {"tau": 1.3})}, TypeError, "write \\[\\("),
         ({"estimators": [("reinmax", 1.3)]}, TypeError, "expected the options"),
         ({"estimators": [("reinforce", {"given": 1})]}, ValueError, "options without given"),
+        ({"estimators": [partial(reinmax, given=1)]}, ValueError, "options without given"),
+        ({"estimators": [partial(reinmax, dim=0)]}, TypeError, "partial without dim, got"),
+        ({"estimators": [partial(reinmax, 0)]}, TypeError, "options by their names, got"),
+        ({"estimators": {"x": OF_BITS}}, TypeError, f"partial without family, {CAME}"),
+        ({"reference": (OF_BITS, {})}, TypeError, f"partial without family, {CAME}"),
         ({"reference": "reinmax"}, ValueError, "expected an unbiased estimator"),
         ({"reference": discretegrad.reinmax}, ValueError, "expected an unbiased estimator"),
         ({"reference": (discretegrad.reinmax, {})}, ValueError, "expected an unbiased estimator"),

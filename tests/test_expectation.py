@@ -31,6 +31,8 @@ from discretegrad import (
     Rodeo,
     exact_expectation,
     expectation,
+    leave_one_out,
+    reinmax,
     rodeo,
     testing,
 )
@@ -1306,6 +1308,14 @@ def bad_options() -> Iterator[Bad]:
     yield Bad(TypeError, message, arguments={"tau": 1.0})
 
 
+OF_PARTIALS = {
+    "family": "Pass family to expectation itself, which overrides what a partial has\\.",
+    "generator": "Pass generator to expectation itself, which overrides what a partial has\\.",
+    "dim": r"Here categories are last: pass logits\.movedim\(dim, -1\)\.",
+    "given": "Pass given to expectation itself, with samples in a leading axis\\.",
+}
+
+
 def bad_calls() -> Iterator[Bad]:
     """What the front refuses."""
     message = rf"expected the name of an estimator \({', '.join(ESTIMATORS)}\), got 'vimco'"
@@ -1318,6 +1328,22 @@ def bad_calls() -> Iterator[Bad]:
     yield Bad(TypeError, message, logits=loss, f=torch.zeros(5, 2, 3))
     message = r'.* a category axis, got a scalar\. For a single .* family="bernoulli"\.'
     yield Bad(ValueError, message, logits=torch.zeros(()))
+    for option, advice in OF_PARTIALS.items():
+        message = rf"expectation: expected a partial without {option}, got {{}}\. {advice}"
+        bound = {"tau": 1.3, option: 0}
+        came = rf"partial\(reinmax, tau=\.\.\., {option}=\.\.\.\)"
+        yield Bad(TypeError, message.format(came), partial(reinmax, **bound))
+        if option in ("family", "generator"):
+            for function, name in ((leave_one_out, "leave_one_out"), (Relax(6), "Relax")):
+                came = rf"partial\({name}, {option}=\.\.\.\)"
+                yield Bad(TypeError, message.format(came), partial(function, **{option: 0}))
+    for function in (reinmax, leave_one_out):
+        message = (
+            rf"expectation: expected a partial that gives options by their names, got "
+            rf"partial\({function.__name__}, \.\.\., tau=\.\.\.\)\. expectation itself passes "
+            r"what comes first, from the logits on\."
+        )
+        yield Bad(TypeError, message, partial(function, torch.zeros(5, 2, 3), tau=1.3))
     message = (
         r"expectation: expected an estimator that can be called as .*, with \(logits, f\) and "
         r"family, generator, num_samples, got <function .*>: .*\. For a sampler of your own .*"

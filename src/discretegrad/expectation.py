@@ -85,7 +85,11 @@ def expectation(
     check_logits(name, logits)
     if num_samples is not None:
         options["num_samples"] = num_samples
-    row = _find_row_of_partial(estimator) if isinstance(estimator, partial) else find_row(estimator)
+    if isinstance(estimator, partial):
+        check_partial(name, estimator)
+        row = _find_row_of_partial(estimator)
+    else:
+        row = find_row(estimator)
     if row is None:
         arguments = {"family": family, "generator": generator, **options}
         _check_callable(name, estimator, (logits, f), arguments)
@@ -108,6 +112,37 @@ def _find_row_of_partial(estimator: partial[Tensor]) -> Estimator | None:
     """
     row = find_row(estimator.func)
     return replace(row, function=estimator) if row is not None and row.kind == "sampler" else None
+
+
+def check_partial(name: str, estimator: partial[Tensor]) -> None:
+    """``functools.partial`` has given an estimator nothing that ``name`` overrides or misreads."""
+    row = find_row(estimator.func)
+    if row is not None and estimator.args:
+        raise TypeError(
+            f"{name}: expected a partial that gives options by their names, got "
+            f"{_in_words(estimator)}. {name} itself passes what comes first, from the logits on."
+        )
+    itself = "itself, which overrides what a partial has."
+    advice = {
+        "family": f"Pass family to {name} {itself}",
+        "generator": f"Pass generator to {name} {itself}",
+    }
+    if row is not None and row.kind == "sampler":
+        advice["dim"] = "Here categories are last: pass logits.movedim(dim, -1)."
+        advice["given"] = f"Pass given to {name} itself, with samples in a leading axis."
+    for option in estimator.keywords:
+        if option in advice:
+            raise TypeError(
+                f"{name}: expected a partial without {option}, got {_in_words(estimator)}. "
+                f"{advice[option]}"
+            )
+
+
+def _in_words(estimator: partial[Tensor]) -> str:
+    """Without values, which may be large tensors."""
+    function = getattr(estimator.func, "__name__", type(estimator.func).__name__)
+    bound = ["..." for _ in estimator.args] + [f"{option}=..." for option in estimator.keywords]
+    return f"partial({', '.join([function, *bound])})"
 
 
 def _sampled(

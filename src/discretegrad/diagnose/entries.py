@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from .._checks import check_count
 from .._row import Estimator
-from ..expectation import make_object
+from ..expectation import check_partial, make_object
 from ..registry import ESTIMATORS, EstimatorLike, find_row
 from .problem import NAME, Problem
 
@@ -160,8 +161,11 @@ def _check_candidate(estimator: object, options: object) -> None:
         raise TypeError(
             f"{NAME}: expected the options of an estimator as a dictionary, got {options!r}"
         )
-    if "given" in options:
+    bound = estimator.keywords if isinstance(estimator, partial) else {}
+    if "given" in {*options, *bound}:
         raise ValueError(
             f"{NAME}: expected options without given, because every estimate draws new samples; "
             "leave given out"
         )
+    if isinstance(estimator, partial):
+        check_partial(NAME, estimator)
