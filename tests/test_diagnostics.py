@@ -678,6 +678,39 @@ def test_shapes_without_a_batch_and_without_latents(untimed):
     assert single["reinmax"].bias_detected is False
 
 
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_an_objective_that_writes_into_its_sample(vectorize, untimed):
+    weight = torch.tensor([50.0, 1.0, 1.01])
+
+    def scaling(z):
+        z *= weight
+        return z.sum(-1).square()
+
+    def clearing(z):
+        y = (z @ weight).square()
+        z[..., 0] = 0
+        return y
+
+    def forgetting(z):
+        y = z @ weight
+        z.zero_()
+        return y.square()
+
+    # confident logits, at which enumerated outcomes decide between a bias and too few draws
+    names = ["leave_one_out", "reinmax", "relax", "exact"]
+    for logits in (torch.tensor([-8.0, 0.0, 0.0]), normal(2, 3, dtype=torch.float32)):
+        plain, *writing = (
+            diagnose(logits, f, names, num_draws=100, vectorize=vectorize, generator=seeded(0)).rows
+            for f in (lambda z: (z @ weight).square(), scaling, clearing, forgetting)
+        )
+        assert [row.status for row in plain] == ["ok"] * len(names)
+        for rows in writing:
+            for row, expected in zip(rows, plain, strict=True):
+                assert (row.status, row.verdict) == ("ok", expected.verdict)
+                assert (row.evaluations, row.slopes) == (expected.evaluations, expected.slopes)
+                assert row.mse == approx(expected.mse, SINGLE)
+
+
 def test_an_objective_that_vmap_cannot_trace(untimed):
     def f(z):
         return z.sum((-1, -2)) if z.sum().item() > 0 else -z.sum((-1, -2))

@@ -35,7 +35,8 @@ class _Counter:
             self.hidden = True
             return self.f(sample)
         self.calls += 1
-        return self.f(_Watched.apply(sample, partial(self.slopes.add, self.calls)))
+        # a copy, because f may write into it
+        return self.f(_Watched.apply(sample, partial(self.slopes.add, self.calls)).clone())
 
 
 class _Watched(torch.autograd.Function):

@@ -107,11 +107,15 @@ def check_order(logits: object, f: object, estimators: object) -> None:
 
 
 def _over_draws(f: Objective, vectorize: bool) -> Objective:
+    def on_copy(sample: Tensor) -> Tensor:
+        # f may write into it
+        return f(sample.clone())
+
     if vectorize:
-        return torch.vmap(f, randomness="different")
+        return torch.vmap(on_copy, randomness="different")
 
     def loop(samples: Tensor) -> Tensor:
-        losses = [f(sample) for sample in samples]
+        losses = [on_copy(sample) for sample in samples]
         # what f returns instead of a tensor is for check_loss to refuse
         return torch.stack(losses) if all(isinstance(x, Tensor) for x in losses) else losses[0]
 
