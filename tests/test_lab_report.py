@@ -245,6 +245,23 @@ def test_files_say_what_was_collected(stored, tmp_path):
     assert sorted(os.listdir(folder)) == [sources.CHECKSUMS, results.CURVES, results.RUNS]
 
 
+TEXTS = ("10_30", "10", "1e3", "inf", "nan", "true", "", " 7", '"', "a,b\nc", "[1]")
+
+
+def test_texts_of_users_stay_texts(tmp_path):
+    fields = [{"estimator": key, "size": x} for key in ("10", "inf", "true") for x in TEXTS]
+    fields += [{"estimator": "st", "size": x} for x in (10, 1030, 1e3, 1e-5, True, False, None)]
+    rows = [Row(f"{n:016x}", {"task": "7", **own}, "missing") for n, own in enumerate(fields)]
+    results.write(Results("own", tuple(rows)), tmp_path / "own")
+    read = [dict(row.config) for row in results.read(tmp_path / "own").rows]
+    assert list(map(repr, read)) == [repr({"task": "7", **own}) for own in fields]
+    # as an older version wrote them
+    (tmp_path / "own" / sources.CHECKSUMS).unlink()
+    path = tmp_path / "own" / results.RUNS
+    path.write_text(re.sub(r'"""(7|10|inf|true)"""', r"\1", path.read_text()))
+    assert results.read(tmp_path / "own").estimators() == ["10", "inf", "true", "st"]
+
+
 def test_files_that_were_not_written_so_are_refused(tmp_path):
     folder = tmp_path / VAE.name
     results.write(vae(), folder)

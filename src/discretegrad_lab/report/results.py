@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ _WORTH = {"finished": 2, "diverged": 2, DROPPED: 1}
 _CURVE_NUMBERS = 60_000
 _FINAL, _FIRST, _REACHED = "final_", "first_recorded_", "at_rung_"
 _PROVENANCE = ("commit", "source", "device", "torch")
+_NAMES = ("estimator", "task")
 _OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
 
@@ -317,8 +318,11 @@ def _parse_run(line: dict[str, str]) -> Row:
             if text:
                 measured[prefix][name.removeprefix(prefix)] = _finite(text)
         elif name != "identity" and name not in _OUTCOME:
-            config[name] = _value(text)
-    for name in ("estimator", "task"):
+            value = _value(text)
+            # older versions wrote names without quotes
+            is_number = name in _NAMES and not isinstance(value, str)
+            config[name] = text if is_number else value
+    for name in _NAMES:
         if not config.get(name):
             raise ValueError(f"a run without {name} in {RUNS}")
     if not (IDENTITY.fullmatch(line["identity"]) and is_name(config["task"])):
@@ -384,8 +388,11 @@ def _lines(name: str, files: Mapping[str, bytes], needed: Sequence[str]) -> list
 
 
 def _text(value: Any) -> str:
+    """A value as a cell: a text is in quotes if it would be read as something else."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value if _value(value) == value else json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -393,11 +400,16 @@ def _value(text: str) -> Any:
     """The reverse of ``_text``."""
     if text in ("true", "false", ""):
         return {"true": True, "false": False, "": None}[text]
-    for kind in (int, float):
+    kinds: tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...]
+    kinds = ((json.loads, json.dumps),) if text[0] == '"' else ((int, str), (float, str))
+    for parse_value, write_value in kinds:
         try:
-            return kind(text)
+            value = parse_value(text)
         except ValueError:
-            pass
+            continue
+        # 10_30 and 1e3 are texts of users, which numbers are not written as
+        if write_value(value) == text:
+            return value
     return text
 
 
