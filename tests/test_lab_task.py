@@ -1,7 +1,7 @@
 """What a task may have: several groups and losses, schedules, clipping, buckets, an accuracy."""
 
 import importlib.util
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +9,11 @@ import torch
 from torch.optim import lr_scheduler
 
 import lab_toy
-from discretegrad_lab import Sampler, Schedule, Stack, Store
+from discretegrad_lab import Measures, Sampler, Schedule, Stack, Store, tasks
 from discretegrad_lab import execute as train
+from discretegrad_lab.report import results
 from discretegrad_lab.stack.optimisers import Optimiser
-from discretegrad_lab.tasks import base
+from discretegrad_lab.tasks import base, evidence
 from discretegrad_lab.tasks.base import Metric, Task
 from lab_toy import SIZES, TOY, Toy, ToyModel
 
@@ -229,6 +230,41 @@ def test_runs_without_schedule_and_clipping_keep_their_identity():
         replace(plain, clip_norm=0.0)
     with pytest.raises(ValueError, match="expected constant or cosine or linear"):
         replace(plain, schedule="cosinus")
+
+
+COLUMNS = (
+    "identity", "task", "line", "version", "state", "epoch", "diverged_step", "seconds", "commit",
+    "source", "device", "torch", "final_size", "first_recorded_size", "at_rung_size",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_field_has_no_name_of_a_column_of_results(name):
+    own = {"__module__": Toy.__module__, "__annotations__": {name: str}, name: "toy"}
+    config = dataclass(frozen=True, kw_only=True)(type("Own", (Toy,), own))
+    with pytest.raises(ValueError, match=rf"names .* of toy .*, got {name}; call them otherwise"):
+        replace(TOY, config=config)
+    assert tasks.task("toy") is TOY
+
+
+@pytest.mark.parametrize("name", ["identity", "device", "final_size"])
+def test_a_measure_has_no_name_of_a_column_of_results(name):
+    measures = Measures((Metric(name, "size"),), lambda model: {}, lambda run: 1)
+    with pytest.raises(ValueError, match=rf"names .* of toy .*, got {name}; call them otherwise"):
+        replace(TOY, measures=measures)
+
+
+def test_columns_of_results_are_those_that_fields_cannot_be_called(tmp_path):
+    rest = {name: "x" for name in ("commit", "source", "device", "torch")}
+    config = {"task": "toy", "estimator": "st"}
+    metrics = {"metrics": {"a": 1.0}, "first": {"a": 1.0}, "reached": {"a": 1.0}}
+    row = evidence.Row("0" * 16, config, "finished", 4, **metrics, **rest)
+    row = replace(row, measured=evidence.Measured({"size": 1.0}, **rest))
+    results.write(evidence.Results("toy", (row,)), tmp_path)
+    for file, free in (("runs.csv", {"estimator"}), ("measures.csv", {"size"})):
+        columns = (tmp_path / file).read_text().splitlines()[0].split(",")
+        taken = evidence.FIELDS_TAKEN if file == "runs.csv" else evidence.MEASURES_TAKEN
+        assert {name for name in columns if not evidence.is_taken(name, taken)} == free
 
 
 LOSS, ACCURACY = Metric("loss", "loss"), Metric("right", "accuracy", direction="up")

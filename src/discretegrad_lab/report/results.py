@@ -19,7 +19,18 @@ from typing import Any
 from ..runs.files import is_name, is_whole, parse
 from ..runs.store import IDENTITY, DamagedRun, Store
 from ..stack.config import Run
-from ..tasks.evidence import DROPPED, STATES, Measured, Results, Row
+from ..tasks.evidence import (
+    DROPPED,
+    FINAL,
+    FIRST,
+    OUTCOME,
+    PROVENANCE,
+    REACHED,
+    STATES,
+    Measured,
+    Results,
+    Row,
+)
 from ..tasks.halving import Goal
 from .sources import CHECKSUMS, has_file, has_sources, read_sources, write_sources
 
@@ -28,10 +39,7 @@ _WORTH = {"finished": 2, "diverged": 2, DROPPED: 1}
 """Of two rows of a run the one that is worth more stays; all other states are worth nothing."""
 # numbers in all of a file of curves, about 8 bytes each
 _CURVE_NUMBERS = 60_000
-_FINAL, _FIRST, _REACHED = "final_", "first_recorded_", "at_rung_"
-_PROVENANCE = ("commit", "source", "device", "torch")
 _NAMES = ("estimator", "task")
-_OUTCOME = ("state", "epoch", "diverged_step", "seconds", *_PROVENANCE)
 
 
 def worth(row: Row | None) -> int:
@@ -122,7 +130,7 @@ def keep_measured(results: Results, before: Results) -> Results:
 
 def _ends(row: Row) -> dict[str, str]:
     """The final metrics, as files have them."""
-    return {_FINAL + name: significant(value) for name, value in row.metrics.items()}
+    return {FINAL + name: significant(value) for name, value in row.metrics.items()}
 
 
 def _row(run: Run, store: Store, damaged: list[str]) -> tuple[Row, Sequence[Mapping[str, float]]]:
@@ -175,7 +183,7 @@ def configuration(run: Run) -> dict[str, Any]:
 
 def provenance(environment: Mapping[str, Any]) -> tuple[str, ...]:
     """What rows say of the code and the machine: commit, source, device and torch."""
-    others = (str(environment.get(name) or "unknown") for name in _PROVENANCE[1:])
+    others = (str(environment.get(name) or "unknown") for name in PROVENANCE[1:])
     return _commit(environment), *others
 
 
@@ -214,7 +222,7 @@ def read(folder: Path) -> Results:
 
 
 def _rows(files: Mapping[str, bytes]) -> tuple[Row, ...]:
-    lines = _lines(RUNS, files, ("identity", *_OUTCOME))
+    lines = _lines(RUNS, files, ("identity", *OUTCOME))
     rows = {row.identity: row for row in map(_parse_run, lines)}
     if len(rows) < len(lines):
         raise ValueError(f"a run that occurs twice in {RUNS}")
@@ -232,12 +240,12 @@ def _curves(files: Mapping[str, bytes]) -> dict[tuple[str, str], dict[int, float
 def _measured(files: Mapping[str, bytes]) -> tuple[Row, ...]:
     """Rows with nothing but final metrics and what was measured of those models."""
     rows: dict[str, Row] = {}
-    needed = ("identity", *_PROVENANCE)
+    needed = ("identity", *PROVENANCE)
     for line in _lines(MEASURES, files, needed) if MEASURES in files else ():
         identity, *about = (line.pop(name) for name in needed)
         numbers = {name: _finite(text) for name, text in line.items() if text}
-        ends = {x.removeprefix(_FINAL): y for x, y in numbers.items() if x.startswith(_FINAL)}
-        values = {name: y for name, y in numbers.items() if not name.startswith(_FINAL)}
+        ends = {x.removeprefix(FINAL): y for x, y in numbers.items() if x.startswith(FINAL)}
+        values = {name: y for name, y in numbers.items() if not name.startswith(FINAL)}
         if identity in rows or not IDENTITY.fullmatch(identity):
             raise ValueError(f"{identity!r} in {MEASURES}, which is no run, or occurs twice")
         rows[identity] = Row(
@@ -249,9 +257,9 @@ def _measured(files: Mapping[str, bytes]) -> tuple[Row, ...]:
 def _measures_text(results: Results) -> str:
     """With the final metrics of each run, which say of which training its model is."""
     pairs = [(row, row.measured) for row in results.rows if row.measured is not None]
-    ends = dict.fromkeys(_FINAL + name for row, _ in pairs for name in row.metrics)
+    ends = dict.fromkeys(FINAL + name for row, _ in pairs for name in row.metrics)
     names = dict.fromkeys(name for _, measured in pairs for name in measured.values)
-    lines: list[Sequence[str]] = [("identity", *ends, *names, *_PROVENANCE)]
+    lines: list[Sequence[str]] = [("identity", *ends, *names, *PROVENANCE)]
     for row, measured in pairs:
         own = _ends(row)
         lines.append(
@@ -259,7 +267,7 @@ def _measures_text(results: Results) -> str:
                 row.identity,
                 *(own.get(name, "") for name in ends),
                 *(significant(measured.values.get(name)) for name in names),
-                *(getattr(measured, name) for name in _PROVENANCE),
+                *(getattr(measured, name) for name in PROVENANCE),
             )
         )
     return to_csv(lines)
@@ -284,9 +292,9 @@ def _runs_text(results: Results) -> str:
     metrics = dict.fromkeys(name for row in results.rows for name in row.metrics)
     first = dict.fromkeys(name for row in results.rows for name in row.first)
     reached = dict.fromkeys(name for row in results.rows for name in row.reached)
-    columns = {_FIRST: first, _REACHED: reached, _FINAL: metrics}
+    columns = {FIRST: first, REACHED: reached, FINAL: metrics}
     measured = [prefix + name for prefix, names in columns.items() for name in names]
-    lines = [("identity", *fields, *_OUTCOME[:2], *measured, *_OUTCOME[2:])]
+    lines = [("identity", *fields, *OUTCOME[:2], *measured, *OUTCOME[2:])]
     for row in results.rows:
         lines.append(
             (
@@ -299,7 +307,7 @@ def _runs_text(results: Results) -> str:
                 *(significant(row.metrics.get(name)) for name in metrics),
                 _text(row.diverged_step),
                 format(row.seconds, ".4g"),
-                *(getattr(row, name) for name in _PROVENANCE),
+                *(getattr(row, name) for name in PROVENANCE),
             )
         )
     return to_csv(lines)
@@ -311,13 +319,13 @@ def _parse_run(line: dict[str, str]) -> Row:
             f"the state {line['state']!r} in {RUNS}, which is none of {', '.join(STATES)}"
         )
     config: dict[str, Any] = {}
-    measured: dict[str, dict[str, float]] = {_FINAL: {}, _FIRST: {}, _REACHED: {}}
+    measured: dict[str, dict[str, float]] = {FINAL: {}, FIRST: {}, REACHED: {}}
     for name, text in line.items():
         prefix = next((prefix for prefix in measured if name.startswith(prefix)), None)
         if prefix is not None:
             if text:
                 measured[prefix][name.removeprefix(prefix)] = _finite(text)
-        elif name != "identity" and name not in _OUTCOME:
+        elif name != "identity" and name not in OUTCOME:
             value = _value(text)
             # older versions wrote names without quotes
             is_number = name in _NAMES and not isinstance(value, str)
@@ -334,12 +342,12 @@ def _parse_run(line: dict[str, str]) -> Row:
         config,
         line["state"],
         _whole(line["epoch"], 0),
-        measured[_FINAL],
+        measured[FINAL],
         _whole(line["diverged_step"], 1) if line["diverged_step"] else None,
         _finite(line["seconds"]),
-        *(line[name] for name in _PROVENANCE),
-        first=measured[_FIRST],
-        reached=measured[_REACHED],
+        *(line[name] for name in PROVENANCE),
+        first=measured[FIRST],
+        reached=measured[REACHED],
     )
 
 

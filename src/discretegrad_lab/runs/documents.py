@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..stack.config import VERSION, Run
 from ..tasks import UnknownTask, load_run
+from ..tasks.evidence import PROVENANCE
 from .disk import DamagedRun, NewerStore, read
 from .files import dump, is_name, is_whole, parse
 
@@ -20,9 +21,6 @@ Metrics = list[dict[str, float]]
 """A row for each epoch, which is the entry ``epoch``."""
 Environment = list[dict[str, Any]]
 """An entry for each start of a run, see ``discretegrad_lab.environment``."""
-
-_SHOWN = ("commit", "source", "device", "torch")
-"""What reports show of a start."""
 
 
 State = Literal["new", "started", "finished", "diverged", "damaged"]
@@ -125,7 +123,7 @@ def _is_start(start: object) -> bool:
     return (
         isinstance(start, dict)
         and all(value is None or isinstance(value, str | int | float) for value in start.values())
-        and all(isinstance(start.get(name) or "", str) for name in _SHOWN)
+        and all(isinstance(start.get(name) or "", str) for name in PROVENANCE)
         and all(is_whole(start.get(name, 1), 0) for name in ("members", "from_epoch"))
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..stack.config import Run
 from ..stack.lines import LINES, Line
 from ..stack.model import Group, Model
-from .evidence import NEAR, Judgement, Results
+from .evidence import FIELDS_TAKEN, MEASURES_TAKEN, NEAR, Judgement, Results, is_taken
 from .halving import Halving, Rung
 from .tables import Cell, Table
 
@@ -185,6 +185,18 @@ class Task:
                 f"expected a new name for a task, got {self.name!r}, which "
                 f"{present.config.__module__} has already"
             )
+        measured = self.measures.metrics if self.measures else ()
+        for names, taken in (
+            ([x.name for x in dataclasses.fields(self.config)], FIELDS_TAKEN),
+            ([metric.name for metric in measured], MEASURES_TAKEN),
+        ):
+            wrong = [name for name in names if is_taken(name, taken)]
+            if wrong:
+                raise ValueError(
+                    f"expected names for fields and measures of {self.name} that results do not "
+                    f"have for something else ({', '.join(taken)}), got {', '.join(wrong)}; call "
+                    "them otherwise"
+                )
         TASKS[self.name] = self
 
     @property

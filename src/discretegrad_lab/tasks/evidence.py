@@ -24,6 +24,21 @@ DROPPED = "dropped"
 DASH = "\N{EN DASH}"
 """Where a table has no number."""
 STATES = ("finished", "diverged", "started", "damaged", "missing", DROPPED)
+FINAL, FIRST, REACHED = "final_", "first_recorded_", "at_rung_"
+"""What columns of metrics begin with in files: at the end, at first, at the rung of a search."""
+PROVENANCE = ("commit", "source", "device", "torch")
+"""Columns that say with what code and where."""
+OUTCOME = ("state", "epoch", "diverged_step", "seconds", *PROVENANCE)
+"""Columns that say what became of a run."""
+FIELDS_TAKEN = ("identity", "task", "version", "line", *OUTCOME, FINAL, FIRST, REACHED)
+"""What no field of a task's own can be called, since files have it for something else."""
+MEASURES_TAKEN = ("identity", *PROVENANCE, FINAL)
+"""Likewise what finished models are measured by."""
+
+
+def is_taken(name: str, taken: Sequence[str]) -> bool:
+    """Whether a name is one of these, or begins with one that ends in an underscore."""
+    return any(name == x or (x.endswith("_") and name.startswith(x)) for x in taken)
 
 
 @dataclass(frozen=True)
