@@ -16,7 +16,7 @@ import discretegrad
 import discretegrad_lab
 from discretegrad_lab import LINES, Line, Recipe, Store, execute, load_recipes, tasks
 from discretegrad_lab.cli import app
-from discretegrad_lab.stack import config, lines
+from discretegrad_lab.stack import config, lines, schedules
 from discretegrad_lab.tasks import base
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from lab_cases import make_stack
@@ -258,6 +258,12 @@ def test_names_of_the_package():
 
 
 # the page
+
+
+def test_the_page_names_all_schedules_and_the_default():
+    (row,) = (line for line in PAGE.splitlines() if line.startswith("| `schedule` |"))
+    assert set(schedules.KINDS) < set(re.findall(r"`([\w-]+)`", row))
+    assert f"`{Polynomial.schedule}` (the default)" in row
 
 
 def test_the_page_works_as_it_stands(place, capsys):

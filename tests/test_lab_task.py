@@ -202,12 +202,27 @@ def test_factors_are_those_of_torch(run):
         ({"kind": "sine"}, "expected a schedule of constant, cosine, .* got 'sine'"),
         ({"kind": "cosine", "factor": -0.1}, "that is not negative, got -0.1"),
         ({"kind": "exponential", "factor": 0.0}, "that is positive, got 0.0"),
+        ({"kind": "step", "factor": 0.0}, "that is positive, got 0.0"),
         ({"kind": "step", "factor": 0.5, "every": 0}, "positive number of updates, got 0"),
     ],
 )
 def test_wrong_schedules(fields, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schedule": "exponential"}, "factor .* positive, got 0.0; set schedule_factor"),
+        ({"schedule": "step"}, "factor .* positive, got 0.0; set schedule_factor"),
+        ({"schedule": "cosine", "schedule_factor": -1.0}, "not negative, got -1.0; set"),
+        ({"schedule": "linear", "schedule_factor": "half"}, "not negative, got 'half'; set"),
+    ],
+)
+def test_a_run_refuses_a_schedule_that_it_could_not_follow(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Toy(estimator="st", **fields)
 
 
 def test_after_its_last_update_a_schedule_stays():

@@ -57,7 +57,8 @@ class Run:
     schedule: Kind = "constant"
     """Of the learning rate, see ``Schedule``."""
     schedule_factor: float = 0.0
-    """What the learning rate is multiplied by at the end, or at each step."""
+    """What the learning rate is multiplied by at the end, or at each step; positive for the
+    schedules exponential and step."""
     schedule_every: int = 1
     """Epochs between the steps of the schedules step and cosine-steps."""
     clip_norm: float | None = None
@@ -92,6 +93,9 @@ class Run:
             value = getattr(self, name)
             if not (isinstance(value, int) and value > 0):
                 raise ValueError(f"expected a positive whole number as {name}, got {value!r}")
+        if self.schedule != "constant":
+            # refuses a factor that it cannot have
+            Schedule(self.schedule, self.schedule_factor, self.schedule_every)
 
     @property
     def steps_per_epoch(self) -> int:

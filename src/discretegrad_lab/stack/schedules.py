@@ -25,12 +25,14 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"expected a schedule of {', '.join(KINDS)}, got {self.kind!r}")
-        least = "positive" if self.kind == "exponential" else "not negative"
-        if not (math.isfinite(self.factor) and self.factor >= 0) or (
-            self.kind == "exponential" and self.factor == 0
-        ):
+        # with 0 the learning rate would be 0 for the rest of the training
+        positive = self.kind in ("exponential", "step")
+        number = self.factor if isinstance(self.factor, int | float) else math.nan
+        if not (math.isfinite(number) and number >= 0) or (positive and number == 0):
+            least = "positive" if positive else "not negative"
             raise ValueError(
-                f"expected a factor of the learning rate that is {least}, got {self.factor!r}"
+                f"expected a factor of the learning rate for the schedule {self.kind} that is "
+                f"{least}, got {self.factor!r}; set schedule_factor of the run, such as 0.1"
             )
         if self.every < 1:
             raise ValueError(f"expected a positive number of updates, got {self.every!r}")
