@@ -82,7 +82,10 @@ def craft(directory, changes, contents=None):
         (directory / record["name"]).write_bytes(content)
         record |= {"bytes": len(content), "sha256": files.sha256(content)}
     changes = changes(document) if callable(changes) else document | changes
-    path.write_bytes(files.dump(files.sealed(changes)))
+    # not files.dump, which refuses numbers that are not finite
+    content = json.dumps(changes, indent=1, sort_keys=True) + "\n"
+    sealed = changes | {"sha256": files.sha256(content.encode())}
+    path.write_text(json.dumps(sealed, indent=1, sort_keys=True) + "\n")
 
 
 def assert_only_the_bad_run_is_left_alone(store, words=""):

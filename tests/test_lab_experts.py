@@ -374,7 +374,7 @@ def test_recipes_have_every_router_in_few_stacks():
         ({"gated": 1}, "expected True or False as gated"),
         ({"router": "gate", "gated": True}, "gated=True with the routers drawn and best alone"),
         ({"balance": -1.0}, "at least 0 as balance, got -1.0"),
-        ({"jitter_eps": math.inf}, "at least 0 as jitter_eps, got inf"),
+        ({"jitter_eps": math.inf}, "a finite number as jitter_eps, got inf"),
         ({"experts": 0}, "positive whole number as experts"),
         ({"estimator": "exact"}, "expected an estimator that makes a sample"),
         ({"estimator": LINES["rloo"], "router": "best"}, "for the router best, got 'rloo'"),

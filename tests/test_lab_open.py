@@ -1,6 +1,7 @@
 """What users add from outside the package: estimators, sweeps, tasks; and the page on it."""
 
 import dataclasses
+import math
 import pickle
 import re
 import shlex
@@ -156,6 +157,7 @@ def test_runs_of_users_travel_between_processes(place):
         (lambda: Line(" ", "reinmax"), "expected a label"),
         (lambda: Line("Mine", lambda logits, tau, given: None), "top level of a file"),
         (lambda: Line("Mine", "gapped", gap=torch.ones(1)), "numbers and texts as options of Mine"),
+        (lambda: Line("Mine", "gapped", gap=math.inf), "expected finite numbers and texts"),
         (lambda: Line("Wrong", "wrong.py:wrong"), r"wrong.py to run, got ZeroDivisionError"),
         (lambda: run("mine"), "expected an estimator of .*, or a Line, got 'mine'"),
     ],
@@ -225,6 +227,8 @@ def test_changes_are_all_combinations():
         ({"tf32": ["maybe"]}, "expected true or false as tf32, got 'maybe'"),
         ({"tau": []}, "expected a list of values for tau"),
         ({"tau": "0.5"}, "expected a list of values for tau"),
+        ({"power": ["inf"]}, "expected a finite number as power, got inf"),
+        ({"schedule_factor": ["nan"]}, "expected a finite number as schedule_factor, got nan"),
         ({"tau": ["-1"]}, r"expected a positive number .* as tau, got -1.0"),
     ],
 )

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -496,3 +497,9 @@ def test_a_dead_process_claims_nothing(store):
         finally:
             process.kill()
     assert store.claim(RUN)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_json_has_not_is_not_written(number):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.dump({"seconds": number})

@@ -204,7 +204,7 @@ def is_name(text: object) -> bool:
 
 def dump(document: object) -> bytes:
     """A document as the bytes of a file."""
-    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def parse(content: bytes) -> Any:

@@ -87,6 +87,10 @@ class Run:
             value = getattr(self, name)
             if not (isinstance(value, float) and math.isfinite(value) and value > 0):
                 raise ValueError(f"expected a positive number (float) as {name}, got {value!r}")
+        for name in (field.name for field in dataclasses.fields(self)):
+            value = getattr(self, name)
+            if not _is_finite(value):
+                raise ValueError(f"expected a finite number as {name}, got {value!r}")
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**31):
             raise ValueError(f"expected a seed from 0 to 2**31 - 1, got {self.seed!r}")
         for name in ("epochs", "draws", "schedule_every", *self.counts):
@@ -130,7 +134,9 @@ class Run:
     @cached_property
     def identity(self) -> str:
         """The hash of the canonical configuration, 16 hexadecimal digits."""
-        canonical = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(
+            self.document(), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def needs(self, data_set: str) -> bool:
@@ -144,6 +150,13 @@ class Run:
         """Equal for runs that can be members of one stack."""
         config: Any = type(self)
         return (self.task, *(getattr(self, name) for name in _shared_fields(config)))
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it has no number that JSON has not."""
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @cache

@@ -76,11 +76,11 @@ class Line:
         if not label.strip():
             raise ValueError(f"expected a label for a line, got {label!r}")
         try:
-            json.dumps(options)
-        except TypeError as error:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:
             raise TypeError(
-                f"expected numbers and texts as options of {label}, got {options}; they are part "
-                "of the identity of its runs"
+                f"expected finite numbers and texts as options of {label}, got {options}; they are "
+                "part of the identity of its runs"
             ) from error
         name, file, source = _place(row)
         if file is None and name not in ESTIMATORS:
