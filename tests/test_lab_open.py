@@ -170,6 +170,15 @@ def test_wrong_lines(place, make, message):
 
 # recipes
 
+TINY = """
+import discretegrad_lab
+
+def tiny():
+    task = discretegrad_lab.task("polynomial")
+    metrics = ("expected_loss",)
+    return discretegrad_lab.Recipe("tiny", "Tiny", task, lambda *_: [], (0,), ("st",), metrics)
+"""
+
 
 def tiny(**fields):
     recipe = {
@@ -193,6 +202,44 @@ def test_two_lines_of_a_recipe_have_two_keys():
     assert [members for _, members in config.groups(config.in_order(runs))] == [
         slice(0, 2), slice(2, 4)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"metrics": ("expected_los",)}, r"metrics of tiny among .*, got expected_los; did you"),
+        ({"metrics": "expected_loss"}, r"several metrics of tiny, .* 'expected_loss'; write \("),
+        ({"rows": ("tua",)}, "rows of tiny among .*, got tua; did you mean tau?"),
+        ({"panels": ("powers",)}, "panels of tiny among .*, got powers; did you mean power?"),
+        ({"variants": "tau"}, r"several variants of tiny, .* write \('tau',\)"),
+        ({"seeds": 3}, r"several seeds of tiny, .* write \(3,\)"),
+        ({"over": "second"}, "over of tiny among .*, got second; choose one of these"),
+        ({"claims": ("temperature",)}, "claims of tiny among .*, got temperature"),
+        ({"against": ("exakt",)}, "against of tiny among .*, got exakt; did you mean exact?"),
+        ({"published": {"los": None}}, "published of tiny among .*, got los"),
+        ({"name": ".."}, r"expected a name of a recipe that a folder can have, got '..'; leave"),
+        ({"name": ""}, "got ''; leave"),
+        ({"name": "a/b"}, "got 'a/b'; leave"),
+        ({"name": None}, "got None; leave"),
+    ],
+)
+def test_wrong_recipes(fields, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**fields)
+
+
+def test_a_search_has_fields_that_runs_have():
+    rungs = (discretegrad_lab.Rung(1),)
+    with pytest.raises(ValueError, match=r"several fields of a search, .* write \('tau',\)"):
+        discretegrad_lab.Halving("expected_loss", ("tau"), rungs)
+    wrong = discretegrad_lab.Halving("expected_loss", ("tua",), rungs)
+    with pytest.raises(ValueError, match=r"fields that halving of tiny is over among .*, got tua"):
+        tiny(halving=wrong)
+
+
+def test_a_changed_name_is_that_of_a_folder():
+    recipe = tiny(name="own", task=tasks.task("vae"), metrics=())
+    assert recipe.changed({"along": ["a/b"]}).name == "own@along=a-b"
 
 
 def test_changes_are_all_combinations():
@@ -243,12 +290,15 @@ def test_wrong_changes(changes, message):
         ("", "to define RECIPE, a discretegrad_lab.Recipe, .* got neither"),
         ("RECIPE = 3", r"got \[3\]"),
         ("import nothing_of_that_name", "got ModuleNotFoundError"),
+        (f"{TINY}\nRECIPES = tiny()", "or RECIPES, several of them, got a single one; call it"),
+        (f"{TINY}\nRECIPES = tiny(), tiny()", "a name of its own .* sweep.py, got tiny twice"),
     ],
 )
 def test_files_without_a_recipe(place, text, message):
     (place / "sweep.py").write_text(text)
     with pytest.raises(ValueError, match=message):
         load_recipes(Path("sweep.py"))
+    assert "tiny" not in tasks.recipes()
     with pytest.raises(ValueError, match="expected a new name for a recipe, got 'vae-10x30'"):
         tasks.add_recipe(tiny(name="vae-10x30"))
 

@@ -247,7 +247,10 @@ def test_what_a_rung_makes_of_stored_numbers(tmp_path):
     for run in toys:
         save(store, run, [{"accuracy": run.tau / 2, "mistakes": 0.0}])
     halving = Halving("accuracy", ("tau",), (Rung(1),))
-    best = goals_of(dataclasses.replace(SEARCH, task=TOY, halving=halving), toys, store)
+    search = dataclasses.replace(
+        SEARCH, task=TOY, metrics=("accuracy",), panels=(), halving=halving
+    )
+    best = goals_of(search, toys, store)
     assert [goal.dropped for goal in best.values()] == [True, True, False, False]
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..tasks.checks import is_plain_name
+
 try:
     import fcntl
 except ImportError:  # not a POSIX system
@@ -196,10 +198,8 @@ def locked(directory: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def is_name(text: object) -> bool:
-    """Whether a text is the name of something in a directory, and leads nowhere else."""
-    if not isinstance(text, str) or text in ("", ".", "..") or not text.isprintable():
-        return False
-    return len(text.encode()) <= _LONGEST_NAME and not set(text) & set("/\\:")
+    """Whether it is a plain name that is not too long."""
+    return is_plain_name(text) and len(str(text).encode()) <= _LONGEST_NAME
 
 
 def dump(document: object) -> bytes:

@@ -3,6 +3,7 @@
 This file imports nothing that takes long, since the help of the command line does.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -99,15 +100,30 @@ def load_recipes(path: Path) -> "list[Recipe]":
     from .base import Recipe
 
     names = vars(load_file(path))
-    loaded = [*names.get("RECIPES", ()), *(names[x] for x in ("RECIPE",) if x in names)]
+    several = names.get("RECIPES", ())
+    if not isinstance(several, Iterable):
+        raise ValueError(
+            f"expected {path} to define RECIPE, a discretegrad_lab.Recipe, or RECIPES, several of "
+            "them, got a single one; call it RECIPE"
+        )
+    loaded = [*several, *(names[x] for x in ("RECIPE",) if x in names)]
     if not loaded or not all(isinstance(recipe, Recipe) for recipe in loaded):
         raise ValueError(
             f"expected {path} to define RECIPE, a discretegrad_lab.Recipe, or RECIPES, several of "
             f"them, got {loaded or 'neither'}"
         )
-    for recipe in loaded:
+    # RECIPE may be one of RECIPES
+    different = list({id(recipe): recipe for recipe in loaded}.values())
+    every = [recipe.name for recipe in different]
+    twice = sorted({name for name in every if every.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"expected a name of its own for each recipe of {path}, got {', '.join(twice)} twice; "
+            "call one of them otherwise"
+        )
+    for recipe in different:
         add_recipe(recipe)
-    return loaded
+    return different
 
 
 def load_run(document: dict[str, Any]) -> "Run":

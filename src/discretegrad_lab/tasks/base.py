@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor
 from ..stack.config import Run
 from ..stack.lines import LINES, Line
 from ..stack.model import Group, Model
+from .checks import check_recipe
 from .evidence import FIELDS_TAKEN, MEASURES_TAKEN, NEAR, Judgement, Results, is_taken
 from .halving import Halving, Rung
 from .tables import Cell, Table
@@ -276,6 +278,7 @@ class Recipe:
     """Makes further parts of the report."""
 
     def __post_init__(self) -> None:
+        check_recipe(self)
         known = {metric.name for metric in self.task.metrics}
         if self.halving is not None and self.halving.metric not in known:
             raise ValueError(
@@ -354,7 +357,8 @@ class Recipe:
         texts = {name: ",".join(map(str, x)) for name, x in values.items()}
         return dataclasses.replace(
             self,
-            name=self.name + "".join(f"@{name}={text}" for name, text in texts.items()),
+            # a folder has the name
+            name=re.sub(r"[/\\:]", "-", "@".join([self.name, *map("=".join, texts.items())])),
             title=self.title + "".join(f", {name} = {text}" for name, text in texts.items()),
             reproduces="",
             build=build,

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..stack.config import Run
+from .checks import check_several
 
 SEARCH_SEEDS = (1000, 1001)
 """Of all searches, and never of a reported number."""
@@ -43,6 +44,7 @@ class Halving:
     """The values of ``fields`` that a paper found to be best, by the key of an estimator."""
 
     def __post_init__(self) -> None:
+        check_several("fields of a search", self.fields)
         epochs = [rung.epoch for rung in self.rungs]
         if not epochs or epochs[0] < 1 or epochs != sorted(set(epochs)):
             raise ValueError(f"expected rungs at rising epochs from 1 on, got {epochs}")
