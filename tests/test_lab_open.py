@@ -1,13 +1,16 @@
 """What users add from outside the package: estimators, sweeps, tasks; and the page on it."""
 
 import dataclasses
+import json
 import math
 import pickle
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,10 +18,11 @@ from typer.testing import CliRunner
 
 import discretegrad
 import discretegrad_lab
-from discretegrad_lab import LINES, Line, Recipe, Store, execute, load_recipes, tasks
+from discretegrad_lab import LINES, Line, Recipe, Run, Store, execute, load_recipes, tasks
 from discretegrad_lab.cli import app
+from discretegrad_lab.report import results
 from discretegrad_lab.stack import config, lines, schedules
-from discretegrad_lab.tasks import base
+from discretegrad_lab.tasks import base, evidence
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from lab_cases import make_stack
 
@@ -97,6 +101,39 @@ def test_an_edited_estimator_is_trained_again(place):
     with pytest.raises(ValueError, match="got a file that has changed since"):
         make_stack([pickle.loads(pickle.dumps(runs[0]))])
     assert {one.identity for one in store.runs()} == {x.identity for x in (*runs, edited)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized(Run):
+    """With fields of several values."""
+
+    task: ClassVar[str] = "sized"
+    epochs: int = 1
+    sizes: tuple[int, ...] = ()
+    pairs: tuple[tuple[str, float], ...] = ()
+
+
+def test_fields_with_several_values_are_stored(place):
+    sized = dataclasses.replace(tasks.task("polynomial"), config=Sized)
+    one = Sized(estimator="st", sizes=(30, 10), pairs=(("a", 0.5),))
+    again = tasks.load_run(json.loads(json.dumps(one.document())))
+    assert (again, again.identity) == (one, one.identity)
+    assert {one: 1}[again] == 1
+    assert again.stack_key == one.stack_key
+    # as rows of results have them
+    config = results.configuration(again)
+    assert (config["sizes"], config["pairs"]) == ("[30, 10]", '[["a", 0.5]]')
+    found = evidence.Results("own", (evidence.Row(one.identity, config, "missing"),))
+    results.write(found, place / "own")
+    assert results.read(place / "own") == found
+    recipe = tiny(task=sized, metrics=(), build=lambda *_: iter([one]))
+    assert [x.sizes for x in recipe.changed({"sizes": [(1, 2), (3,)]}).runs(seeds=[0])] == [
+        (1, 2), (3,), (1, 2), (3,)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"expected a tuple as sizes, got '12'"):
+        recipe.changed({"sizes": ["12"]})
+    with pytest.raises(ValueError, match="expected a finite number as pairs"):
+        dataclasses.replace(one, pairs=(("a", math.nan),))
 
 
 def test_the_place_of_a_file_does_not_matter(place):

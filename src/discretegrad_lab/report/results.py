@@ -176,7 +176,7 @@ def configuration(run: Run) -> dict[str, Any]:
     """The fields of a run as a row has them: numbers and texts."""
     fields = {name: value for name, value in run.document().items() if name != "version"}
     return {
-        name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+        name: json.dumps(value, sort_keys=True) if isinstance(value, dict | tuple) else value
         for name, value in fields.items()
     }
 

@@ -131,7 +131,7 @@ def load_run(document: dict[str, Any]) -> "Run":
     from ..stack.config import VERSION
     from ..stack.lines import Line
 
-    fields = dict(document)
+    fields = {key: _as_tuple(value) for key, value in document.items()}
     name, version = fields.pop("task", None), fields.pop("version", None)
     if version != VERSION:
         raise ValueError(
@@ -145,3 +145,8 @@ def load_run(document: dict[str, Any]) -> "Run":
         return config(**fields)
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected a configuration of the task {name}: {error}") from error
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list of JSON as the tuple that it was, since runs are keys of dictionaries."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

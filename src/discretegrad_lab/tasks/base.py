@@ -407,6 +407,10 @@ def _value(kind: Any, name: str, text: Any) -> Any:
         expected = "true or false"
         if str(text).lower() in ("true", "false"):
             return str(text).lower() == "true"
+    elif tuple in (kind, typing.get_origin(kind)):
+        expected = "a tuple"
+        if isinstance(text, tuple):
+            return text
     else:
         expected = {int: "a whole number", float: "a number"}.get(kind, "a text")
         try:
