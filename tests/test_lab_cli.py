@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from discretegrad_lab import cli, tasks
 from discretegrad_lab.cli import machine, selection
 from discretegrad_lab.report.folder import read_section
+from discretegrad_lab.report.results import read
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.runs import cluster, execute, store
 from discretegrad_lab.runs.connection import ClusterError
@@ -369,6 +370,18 @@ def test_any_set_of_stored_runs_is_reported(here):
     assert refused(call("report", "--set", "tau=7"), "got none that fit")
 
 
+def test_stored_runs_that_another_report_left_have_rows_of_their_own(here):
+    """Runs of one machine with p = 1.5, of another with p = 3: both vary nothing themselves."""
+    for power in ("1.5", "3"):
+        runs = ("--runs", here / power)
+        train(*runs, "--set", "tau=1", "--set", f"power={power}", "--seeds", "1")
+        assert call("report", *runs, "-q").exit_code == 0
+    text = (here / "results" / "stored-polynomial" / "report.md").read_text()
+    assert "| p = 1.5 |" in text
+    assert "| p = 3 |" in text
+    assert call("report", "--check").exit_code == 0
+
+
 def test_a_file_that_vanishes_while_a_report_looks_does_not_matter(here):
     """As the temporary ones of another report do; a link to nothing has a name and no size."""
     shutil.copytree(ROOT / "results" / "vae-10x30", here / "results" / "vae-10x30")
@@ -681,6 +694,49 @@ def test_report_of_a_few_keeps_results_that_only_the_folder_has(here):
     assert call("report", "tiny", "--seeds", "5-5").exit_code == 0
     rows = (here / "results" / "tiny" / "runs.csv").read_text()
     assert (rows.count("finished"), rows.count("missing")) == (6, 3)
+
+
+def test_results_of_other_settings_are_not_averaged_with_new_ones(here):
+    """The recipe has changed for ReinMax only, and the old runs are not here."""
+    train("--seeds", "3")
+    call("report", "tiny", "--seeds", "3")
+    old = {row.identity: row for row in read(here / "results" / "tiny").rows}
+    before = tree(here / "results")
+    shutil.move(here / "runs", here / "elsewhere")
+
+    def build(estimator, seed):
+        yield tiny(estimator, seed, tau=1.5 if estimator == "reinmax" else 1.0)
+
+    tasks._extra["tiny"] = replace(TINY, build=build)
+    train("--estimators", "reinmax", "--seeds", "3")
+    for options in ([], ["--estimators", "reinmax"], ["--seeds", "3"]):
+        report = call("report", "tiny", *options)
+        assert refused(report, "got 3 with other settings", "(reinmax, seed 0)", "rename results/")
+        assert tree(here / "results") == before
+    # what the message says
+    (here / "results" / "tiny").rename(here / "results" / "old")
+    assert call("report", "tiny", "--seeds", "3", "-q").exit_code == 0
+    (here / "results" / "old").rename(here / "old")
+    assert call("report", "--check").exit_code == 0
+    rows = read(here / "results" / "tiny").rows
+    assert sorted(row.config["tau"] for row in rows) == [1.0] * 6 + [1.5] * 3
+    assert all(row == old[row.identity] for row in rows if row.config["tau"] == 1.0)
+    # where the store has the old runs, nothing is lost
+    shutil.rmtree(here / "results")
+    shutil.copytree(here / "old", here / "results" / "tiny")
+    shutil.copytree(here / "elsewhere", here / "runs", dirs_exist_ok=True)
+    assert call("report", "tiny", "-q").exit_code == 0
+    assert len(read(here / "results" / "tiny").rows) == 6
+
+
+def test_results_of_an_estimator_that_was_taken_out_of_a_file_stay(here):
+    train()
+    call("report", "tiny")
+    shutil.rmtree(here / "runs")
+    tasks._extra["tiny"] = replace(TINY, estimators=("st", "exact"), choices=("st", "exact"))
+    assert call("report", "tiny", "-q").exit_code == 0
+    rows = read(here / "results" / "tiny").rows
+    assert {row.config["estimator"] for row in rows} == set(ESTIMATORS)
 
 
 def test_report_writes_nothing_if_one_recipe_cannot_be_reported(here):

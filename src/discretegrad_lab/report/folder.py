@@ -16,8 +16,8 @@ from .document import Section
 from .entries import entries, entries_csv
 from .html import to_html
 from .markdown import to_markdown, verdicts_csv
-from .reading import READING, Reading, of_recipe, of_results
-from .results import RUNS, collect, mark_dropped, merge, read, worth
+from .reading import READING, Reading, of_configs, of_recipe, of_results
+from .results import RUNS, collect, irreplaceable, mark_dropped, merge, read, worth
 from .results import write as write_files
 from .section import page, section
 from .sources import CHECKSUMS, lack, write_derived
@@ -57,11 +57,15 @@ def gather(
 
     Recipes share runs, so the folders of others count where that of the recipe has none.
     ``damaged`` takes the reasons why runs cannot be read.
+
+    Raises:
+        ValueError: If results cannot be read, or have what is of other settings than the recipe
+            has now and would be averaged with its runs.
     """
     curves_of = [metric.name for metric in reading.metrics] if reading.curves else []
     curves_of += reading.traced
     stored = collect(reading.name, runs, store, curves_of, damaged)
-    own = read(results / reading.name)
+    own = _as_now(reading, read(results / reading.name), store, results)
     try:
         goals = reading.goals(runs, store, own.rows)
     except OtherSearch:
@@ -74,7 +78,7 @@ def gather(
         # of a search that was trained for some estimators
         everything = runs
     rows, curves = {row.identity: row for row in own.rows}, dict(own.curves)
-    wanted = {run.identity for run in everything if not worth(rows.get(run.identity))}
+    wanted = {x.identity for x in (*everything, *runs) if not worth(rows.get(x.identity))}
     for folder in folders(results) if wanted else ():
         if folder.name == reading.name:
             continue
@@ -92,9 +96,29 @@ def gather(
     return merge(stored, store, before, everything)
 
 
+def _as_now(reading: Reading, own: Results, store: Store, results: Path) -> Results:
+    """The results of a recipe without what is of settings that it has not any more."""
+    outdated = {row.identity: row for row in reading.outdated(own.rows)}
+    lost = [row for row in outdated.values() if irreplaceable(row, store)]
+    if lost:
+        first, folder = lost[0], results / reading.name
+        raise ValueError(
+            f"expected results of the runs that {reading.name} has now in {folder}, got "
+            f"{len(lost):,} with other settings, such as {first.identity} "
+            f"({first.config['estimator']}, seed {first.config.get('seed')}), which would be "
+            f"averaged with them and are not in {store.root}; rename {folder} and give the same "
+            "command again, which takes over from there what is still of the recipe, then move "
+            f"the renamed folder out of {results}"
+        )
+    return replace(own, rows=tuple(row for row in own.rows if row.identity not in outdated))
+
+
 def write_results(reading: Reading, rows: Results, results: Path) -> Path:
     """Write what was gathered and the report on it; the folder."""
     folder = results / reading.name
+    if reading.varying:
+        # more may vary than among the runs that were selected
+        reading = of_configs(reading.name, [row.config for row in rows.rows])
     how = {} if reading.shipped else {READING: reading.to_json(rows.estimators())}
     write_files(rows, folder, how)
     write(folder)
@@ -111,6 +135,9 @@ def write_report(recipe: Recipe, store: Store, results: Path | str = "results") 
 
     Returns:
         The folder, with ``report.html``, ``report.md`` and CSV files.
+
+    Raises:
+        ValueError: If there are results of other settings, or none that can be read.
     """
     reading, place = of_recipe(recipe), Path(results)
     return write_results(reading, gather(reading, recipe.runs(), store, place, []), place)

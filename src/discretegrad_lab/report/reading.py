@@ -4,6 +4,7 @@ Recipes that come with the lab say so themselves. For a recipe of a user, and fo
 belong to none, ``reading.json`` beside the results does.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -89,6 +90,10 @@ class Reading:
     """How far runs of a search are to be trained, by what a store and results have."""
     runs: Callable[[], Sequence[Run]] = list
     """All runs that there should be, in the order of the tables."""
+    outdated: Callable[[Sequence[Row]], list[Row]] = lambda rows: []
+    """Finds rows with settings that no run has any more, whatever its seed."""
+    varying: bool = False
+    """Whether ``rows`` are the fields that vary, whatever these are."""
     looks: Mapping[str, Look] = field(default_factory=dict)
     """Of estimators of users, by key."""
     shipped: bool = False
@@ -154,8 +159,23 @@ def of_recipe(recipe: Recipe) -> Reading:
         halving=recipe.halving,
         goals=partial(goals_of, recipe),
         runs=recipe.runs,
+        outdated=partial(_outdated, recipe),
         shipped=any(recipe is other for other in ours),
     )
+
+
+def _outdated(recipe: Recipe, rows: Sequence[Row]) -> list[Row]:
+    """Those whose estimator and seed a recipe trains, but not with these settings."""
+    seeds: dict[str, dict[Any, None]] = {}
+    for row in rows:
+        seeds.setdefault(row.config["estimator"], {})[row.config.get("seed")] = None
+    known: dict[str, set[str]] = {}
+    for key, numbers in seeds.items():
+        # one that the recipe has no runs of, or none yet, shares its cells with nobody
+        with contextlib.suppress(ValueError):
+            known[key] = {run.identity for run in recipe.runs(list(numbers), [key])}
+    own = [row for row in rows if row.config["estimator"] in known]
+    return [row for row in own if row.identity not in known[row.config["estimator"]]]
 
 
 def of_results(results: Results, folder: Path) -> Reading:
@@ -282,6 +302,7 @@ def of_configs(
         f"Stored runs of {configs[0]['task']}" if configs else f"Stored runs ({name})",
         known,
         rows=_varying(configs),
+        varying=True,
         **_of_task(task),
     )
 

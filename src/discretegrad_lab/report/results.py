@@ -99,18 +99,21 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
     stored = keep_measured(stored, before)
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
     for row in before.rows:
-        if not worth(row):
-            continue
         if row.identity in rows:
             keep = worth(row) > worth(rows[row.identity])
         else:
-            keep = not store.is_done(row.config["task"], row.identity)
+            keep = irreplaceable(row, store)
         if keep:
             rows[row.identity] = row
             curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
     order = {run.identity: number for number, run in enumerate(all_runs)}
     ordered = sorted(rows.values(), key=lambda row: order.get(row.identity, len(order)))
     return replace(stored, rows=tuple(ordered), curves=curves)
+
+
+def irreplaceable(row: Row, store: Store) -> bool:
+    """Whether what a row says would be lost with it, since a store has it not."""
+    return worth(row) > 0 and not store.is_done(row.config["task"], row.identity)
 
 
 def keep_measured(results: Results, before: Results) -> Results:
