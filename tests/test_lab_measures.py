@@ -297,6 +297,18 @@ def test_a_command_that_was_cut_off_goes_on(place, monkeypatch):
     assert MEASURES in checked.stderr
 
 
+def test_a_part_keeps_what_was_measured_of_the_others(place):
+    whole = [*CHOSEN[:2], "--device", "cpu"]
+    for key in ("st", "reinmax"):
+        assert call(*whole, "--estimators", key).exit_code == 0
+    before = numbers()
+    assert len(before) == 4
+    for options in (["--seeds", "1"], ["--estimators", "stgs"]):
+        assert call("report", RECIPE.name, *options, "-q").exit_code == 0
+        assert numbers() == before
+    assert call("report", "--check").exit_code == 0
+
+
 def test_what_cannot_be_measured_is_named(place):
     first = next(one for one in RECIPE.runs() if one.estimator == "st")
     (checkpoint,) = Store("runs").directory(first).glob("checkpoint-*")

@@ -56,8 +56,8 @@ def report(
     a recipe it takes those that have a folder already and those whose runs are all done; if there
     are none, or runs are selected with --seeds, --estimators or --set, it takes all stored runs
     that fit, whatever recipe they belong to, in folders that begin with "stored". Results in a
-    folder are kept where a run is not stored here, or is not done, also of runs that were not asked
-    for.
+    folder are kept where a run is not stored here, or is not done, or its model was measured, also
+    of runs that were not asked for.
     """
     with common.explaining():
         if check:

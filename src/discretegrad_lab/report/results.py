@@ -93,8 +93,9 @@ def mark_dropped(results: Results, goals: Mapping[Run, Goal], store: Store) -> R
 def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
     """What was collected, and of what was known before whatever the store cannot replace.
 
-    These are runs that the store has not, or not to their end, also if they were not collected:
-    who asks for a few of them must not lose the others. ``all_runs`` give the order.
+    These are runs that the store has not, or not to their end, and those whose models were
+    measured, also if they were not collected: who asks for a few must not lose the others.
+    ``all_runs`` give the order.
     """
     stored = keep_measured(stored, before)
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
@@ -113,7 +114,10 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
 
 def irreplaceable(row: Row, store: Store) -> bool:
     """Whether what a row says would be lost with it, since a store has it not."""
-    return worth(row) > 0 and not store.is_done(row.config["task"], row.identity)
+    if not worth(row):
+        return False
+    # what was measured is in no store
+    return row.measured is not None or not store.is_done(row.config["task"], row.identity)
 
 
 def keep_measured(results: Results, before: Results) -> Results:
