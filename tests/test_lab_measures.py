@@ -309,6 +309,26 @@ def test_a_part_keeps_what_was_measured_of_the_others(place):
     assert call("report", "--check").exit_code == 0
 
 
+@pytest.mark.parametrize("options", [(), CHOSEN[2:4]])
+def test_what_others_report_meanwhile_stays(place, monkeypatch, options):
+    """Runs of STGS are trained and reported while the first model is measured."""
+    stack, measured = measuring._measure_stack, []
+
+    def slow(runs, *others):
+        if not measured:
+            assert execute(RECIPE.runs(estimators=["stgs"]), Store("runs"), device="cpu").complete
+            assert call("report", RECIPE.name, "-q").exit_code == 0
+        measured.extend(runs)
+        return stack(runs, *others)
+
+    monkeypatch.setattr(measuring, "_measure_stack", slow)
+    call("measure", RECIPE.name, *options, "--device", "cpu", "--largest-stack", "1")
+    assert len(measured) == len(numbers()) == 4
+    rows = read(Path("results") / RECIPE.name).rows
+    assert [row.state for row in rows] == ["finished"] * 6
+    assert call("report", "--check").exit_code == 0
+
+
 def test_what_cannot_be_measured_is_named(place):
     first = next(one for one in RECIPE.runs() if one.estimator == "st")
     (checkpoint,) = Store("runs").directory(first).glob("checkpoint-*")

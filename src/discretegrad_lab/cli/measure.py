@@ -101,15 +101,19 @@ class _Work:
         """Measure those models of a recipe that have no numbers yet."""
         from ..report.folder import gather, write_results
         from ..report.reading import of_recipe
-        from ..report.results import keep_measured, provenance, read
+        from ..report.results import keep_measured, provenance
         from ..runs import measure
         from ..runs.environment import describe
         from ..tasks.evidence import Measured
 
         reading, began = of_recipe(recipe), time.perf_counter()
         damaged: list[str] = []
-        with common.checking_input():
-            rows = gather(reading, chosen, self._store, self._results, damaged)
+
+        def gathered(damaged: list[str]) -> "Results":
+            with common.checking_input():
+                return gather(reading, chosen, self._store, self._results, damaged, keep_all=True)
+
+        rows = gathered(damaged)
         self._damaged += damaged
         done = {row.identity for row in rows.rows if row.measured is not None}
         finished = self._finished(chosen)
@@ -147,8 +151,8 @@ class _Work:
             todo = [run for run in todo if run not in stack.values and run not in stack.damaged]
             self._damaged += stack.damaged.values()
             new = {run.identity: Measured(x, *about) for run, x in stack.values.items()}
-            # another process may have measured others meanwhile
-            rows = keep_measured(_with(rows, new), read(place))
+            # others may have trained, measured and reported meanwhile
+            rows = _with(keep_measured(gathered(self._damaged), rows), new)
             write_results(reading, rows, self._results)
             seconds = time.perf_counter() - began
             self._say(f"Wrote {place}, {len(todo):,} left after {seconds:.0f} s")

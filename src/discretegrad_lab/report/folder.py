@@ -51,12 +51,19 @@ def write(folder: Path) -> None:
 
 
 def gather(
-    reading: Reading, runs: Sequence[Run], store: Store, results: Path, damaged: list[str]
+    reading: Reading,
+    runs: Sequence[Run],
+    store: Store,
+    results: Path,
+    damaged: list[str],
+    *,
+    keep_all: bool = False,
 ) -> Results:
     """What a store has of some runs, and what only the folders below ``results`` have.
 
     Recipes share runs, so the folders of others count where that of the recipe has none.
-    ``damaged`` takes the reasons why runs cannot be read.
+    ``damaged`` takes the reasons why runs cannot be read. With ``keep_all`` all runs stay that the
+    folder of the recipe has, also those that a store has and nobody asked for.
 
     Raises:
         ValueError: If results cannot be read, or have what is of other settings than the recipe
@@ -93,7 +100,7 @@ def gather(
             key: x for key, x in others.curves.items() if key[0] in better and key[1] in curves_of
         }
     before = replace(own, rows=tuple(rows.values()), curves=curves)
-    return merge(stored, store, before, everything)
+    return merge(stored, store, before, everything, keep_all=keep_all)
 
 
 def _as_now(reading: Reading, own: Results, store: Store, results: Path) -> Results:

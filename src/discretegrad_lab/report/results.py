@@ -90,12 +90,19 @@ def mark_dropped(results: Results, goals: Mapping[Run, Goal], store: Store) -> R
     return replace(results, rows=tuple(rows))
 
 
-def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run]) -> Results:
+def merge(
+    stored: Results,
+    store: Store,
+    before: Results,
+    all_runs: Sequence[Run],
+    *,
+    keep_all: bool = False,
+) -> Results:
     """What was collected, and of what was known before whatever the store cannot replace.
 
     These are runs that the store has not, or not to their end, and those whose models were
-    measured, also if they were not collected: who asks for a few must not lose the others.
-    ``all_runs`` give the order.
+    measured, also if they were not collected: who asks for a few must not lose the others. With
+    ``keep_all`` it is whatever was not collected. ``all_runs`` give the order.
     """
     stored = keep_measured(stored, before)
     rows, curves = {row.identity: row for row in stored.rows}, dict(stored.curves)
@@ -103,7 +110,7 @@ def merge(stored: Results, store: Store, before: Results, all_runs: Sequence[Run
         if row.identity in rows:
             keep = worth(row) > worth(rows[row.identity])
         else:
-            keep = irreplaceable(row, store)
+            keep = keep_all or irreplaceable(row, store)
         if keep:
             rows[row.identity] = row
             curves |= {key: x for key, x in before.curves.items() if key[0] == row.identity}
