@@ -353,6 +353,46 @@ def test_what_cannot_be_measured_is_named(place):
     assert call("measure", RECIPE.name, "--budget", "soon").exit_code == 2
 
 
+SEARCH = """
+from dataclasses import replace
+
+from discretegrad_lab import Halving, Rung
+from test_lab_pictures import RECIPE, built
+
+
+def build(estimator, seed):
+    for tau in (0.7, 1.0):
+        yield from (replace(run, tau=tau, epochs=2) for run in built(estimator, seed))
+
+
+RECIPE = replace(
+    RECIPE,
+    name="taus",
+    build=build,
+    data=(),
+    estimators=("reinmax", "stgs"),
+    halving=Halving("train", ("tau",), (Rung(1),)),
+)
+"""
+
+
+def test_runs_that_a_search_dropped_have_no_model_to_measure(place, monkeypatch):
+    monkeypatch.setattr(tasks, "_extra", {})
+    Path("my_search.py").write_text(SEARCH)
+    assert call("run", "my_search.py", "--device", "cpu", "--seeds", "1-1").exit_code == 0
+    result = call("measure", "my_search.py", "--seeds", "1-1", "--device", "cpu")
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = read(Path("results") / "taus").rows
+    assert sorted(row.state for row in rows) == ["dropped"] * 2 + ["finished"] * 2
+    assert all((row.measured is None) == (row.state == "dropped") for row in rows)
+    # those of another seed were never begun
+    result = call("measure", "my_search.py", "--seeds", "1-2", "--device", "cpu")
+    assert result.exit_code == 3
+    result = call("measure", "my_search.py", "--seeds", "2-2", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "train them with `discretegrad run my_search.py --seeds 2-2`" in result.stderr
+
+
 def test_a_budget_leaves_models_for_later(place):
     result = call(*CHOSEN, "--budget", "0.000001s")
     assert result.exit_code == 3

@@ -104,7 +104,7 @@ class _Work:
         from ..report.results import keep_measured, provenance
         from ..runs import measure
         from ..runs.environment import describe
-        from ..tasks.evidence import Measured
+        from ..tasks.evidence import DROPPED, Measured
 
         reading, began = of_recipe(recipe), time.perf_counter()
         damaged: list[str] = []
@@ -116,13 +116,15 @@ class _Work:
         rows = gathered(damaged)
         self._damaged += damaged
         done = {row.identity for row in rows.rows if row.measured is not None}
-        finished = self._finished(chosen)
+        dropped = {row.identity for row in rows.rows if row.state == DROPPED}
+        finished = self._finished([run for run in chosen if run.identity not in dropped])
         if not finished and damaged:
             return
         if not finished:
             raise common.Refused(
                 f"expected finished runs of {recipe.name} in {self._store.root}, got none; train "
-                f"them with `discretegrad run {recipe.name}`, or say where they are with --runs"
+                f"them with `discretegrad run {self._selection.words(self._store)}`, or say where "
+                "they are with --runs"
             )
         todo = [run for run in finished if run.identity not in done]
         self._say(
