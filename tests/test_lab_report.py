@@ -456,6 +456,28 @@ def test_wide_tables_have_a_column_for_each_estimator():
     assert line[2].startswith(f"{share:.2f} ± ")
 
 
+def test_an_optimum_of_0_has_no_percentages():
+    """As of a bound on what cannot be negative."""
+    zero = dataclasses.replace(LOSS, optimum=lambda config: 0.0)
+    found = polynomial(CURVES, seeds=[0, 1])
+    (line, *_) = section(dataclasses.replace(reading(found), metrics=(zero,)), found).tables[0].rows
+    values = [x.metrics["expected_loss"] for x in found.where(estimator="exact", power=1.5)]
+    mean = sum(values) / 2
+    assert (line[1][:7], line[3]) == (f"{mean:.5f}", "\N{EN DASH}")
+    # cells that are nothing but the distance have the number itself
+    found = polynomial(SETTINGS, seeds=[0, 1], power=2.0)
+    some = dataclasses.replace(LOSS, optimum=lambda config: 0.25 * (config["batch"] > 16))
+    table = section(dataclasses.replace(reading(found), metrics=(some,)), found).tables[0]
+    first = {name: found.rows[0].config[name] for name in ("estimator", "target", "latents")}
+    means = [
+        sum(x.metrics["expected_loss"] for x in found.where(batch=batch, **first)) / 2
+        for batch in (16, 64)
+    ]
+    assert table.rows[0][1].startswith(f"{means[0]:.5f} ± ")
+    assert table.rows[1][1].startswith(f"{400 * means[1] - 100:.2f} ± ")
+    assert "in percent of the optimum, or where it ends if the optimum is 0: mean" in table.caption
+
+
 # how near, how soon
 
 

@@ -184,6 +184,8 @@ def _wide(reading: Reading, title: str, cells: Sequence[Entry]) -> TextTable:
             f"How far the {metric.label} ends {_side(metric)} the optimum, in percent of the "
             "optimum"
         )
+        if any(entry.optimum == 0 for entry in cells):
+            what += ", or where it ends if the optimum is 0"
     labels = [
         reading.look(estimator).label for estimator in dict.fromkeys(x.estimator for x in cells)
     ]
@@ -217,14 +219,14 @@ def _side(metric: Metric) -> str:
 
 
 def mean_cell(entry: Entry, beside: str = "") -> str:
-    """The mean, from the optimum where that is known; where runs failed to train, which a mean
-    hides or suffers from, the median and their number stand beside it.
+    """The mean, from the optimum where that is known and not 0; where runs failed to train, which
+    a mean hides or suffers from, the median and their number stand beside it.
 
     Args:
         entry: Whose.
         beside: What else stands in the brackets.
     """
-    if entry.metric.optimum is None:
+    if entry.metric.optimum is None or entry.optimum == 0:
         text = with_half(entry.ours.mean, entry.ours.half, entry.metric.digits)
         median = with_half(entry.median, math.nan, entry.metric.digits)
     else:
@@ -236,12 +238,12 @@ def mean_cell(entry: Entry, beside: str = "") -> str:
 
 
 def from_optimum(entry: Entry) -> str:
-    """How far the metric ends from the optimum, in percent of it."""
+    """How far the metric ends from the optimum, in percent of it; a dash where that is 0."""
     return _percent_from(entry, entry.ours.mean, entry.ours.half)
 
 
 def _percent_from(entry: Entry, value: float, half: float = math.nan) -> str:
-    share = 100 / entry.optimum
+    share = 100 / entry.optimum if entry.optimum else math.nan
     sign = 1 if entry.metric.direction == "down" else -1
     return with_half(sign * (share * value - 100), abs(share) * half, 2)
 
