@@ -34,6 +34,7 @@ from discretegrad_lab.runs.listener import Outcome
 from discretegrad_lab.runs.store import Store
 from discretegrad_lab.stack import lines as stack_lines
 from discretegrad_lab.tasks import data
+from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.watch import board
 from lab_cases import recipes_with_runs, tree
 from lab_tiny import ESTIMATORS, TINY, tiny
@@ -744,6 +745,37 @@ def test_report_writes_nothing_if_one_recipe_cannot_be_reported(here):
     result = call("report", "tiny", "polynomial-curves")
     assert refused(result, "expected runs of polynomial-curves")
     assert not (here / "results").exists()
+
+
+def test_a_bare_report_takes_the_estimators_that_no_search_is_waited_for(here, monkeypatch):
+    chosen = {"reinmax", "exact"}
+
+    def build(estimator, seed):
+        if estimator not in chosen:
+            raise NotChosen(f"expected settings of {estimator}, got none; search first")
+        yield tiny(estimator, seed, tau=0.9)
+
+    waiting = replace(TINY, name="waiting", build=build)
+    monkeypatch.setitem(tasks._extra, "waiting", waiting)
+    train()
+    some = ("waiting", "--estimators", "reinmax,exact")
+    assert call("run", *some, "--device", "cpu").exit_code == 0
+    assert call("report", *some).exit_code == 0
+    before = tree(here / "results")
+    assert refused(call("report", "waiting"), "settings of st, got none; search first")
+    result = call("report")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Wrote results/tiny" in result.stdout
+    assert tree(here / "results" / "waiting") == {
+        name.removeprefix("waiting/"): x for name, x in before.items() if "/" in name
+    }
+    # nor is anything lost where no estimator has settings any more
+    chosen.clear()
+    before = tree(here / "results")
+    result = call("report", "-q")
+    assert result.exit_code == 0
+    assert "waiting is left as it is: expected settings of exact, got none" in result.stderr
+    assert tree(here / "results") == before
 
 
 def test_report_says_why_a_run_cannot_be_read(here):

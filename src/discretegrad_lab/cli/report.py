@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..report.reading import Reading
     from ..runs.store import Store
     from ..stack.config import Run
+    from ..tasks.base import Recipe
 
 _WIDE = 200
 """Columns of a table that is not shown on a terminal."""
@@ -52,12 +53,13 @@ def report(
 ) -> None:
     """Write what came out: curves, tables beside the paper's numbers, verdicts on its claims.
 
-    Goes from the stored runs to CSV, Markdown and an HTML page in a folder for each recipe. Without
-    a recipe it takes those that have a folder already and those whose runs are all done; if there
-    are none, or runs are selected with --seeds, --estimators or --set, it takes all stored runs
-    that fit, whatever recipe they belong to, in folders that begin with "stored". Results in a
-    folder are kept where a run is not stored here, or is not done, or its model was measured, also
-    of runs that were not asked for.
+    Goes from the stored runs to CSV, Markdown and an HTML page in a folder for each recipe.
+    Without a recipe it takes those that have a folder already, but for estimators whose
+    settings a search has not chosen yet, and those whose runs are all done; if there are none,
+    or runs are selected with --seeds, --estimators or --set, it takes all stored runs that fit,
+    whatever recipe they belong to, in folders that begin with "stored". Results in a folder are
+    kept where a run is not stored here, or is not done, or its model was measured, also of runs
+    that were not asked for.
     """
     with common.explaining():
         if check:
@@ -146,7 +148,9 @@ def _to_report(
             if (results / recipe.name / RUNS).exists() or complete(recipe, store)
         ]
     for recipe in chosen:
-        yield of_recipe(recipe), selection.runs(recipe)
+        runs = selection.runs(recipe) if selection.recipes else _chosen_runs(recipe)
+        if runs:
+            yield of_recipe(recipe), runs
     if not chosen:
         stored = selection.stored(store, damaged)
         yield from of_runs(_STORED, stored)
@@ -156,6 +160,24 @@ def _to_report(
                 "fit; train a recipe with `discretegrad run`, say where the runs are with --runs, "
                 "or name the Python file whose task they are of"
             )
+
+
+def _chosen_runs(recipe: "Recipe") -> "list[Run]":
+    """Those of all estimators whose settings, if a search is to find them, were chosen."""
+    from ..tasks.chosen import NotChosen
+
+    keys = []
+    for key in recipe.keys():
+        try:
+            recipe.runs(estimators=[key])
+        except NotChosen as error:
+            why = error
+        else:
+            keys.append(key)
+    if keys:
+        return recipe.runs(estimators=keys)
+    typer.echo(f"discretegrad: {recipe.name} is left as it is: {why}", err=True)
+    return []
 
 
 def _check(recipes: list[str] | None, results: Path) -> None:
