@@ -4,10 +4,12 @@ import csv
 import dataclasses
 import errno
 import io
+import json
 import math
 import os
 import random
 import re
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from discretegrad_lab.report.entries import entries, entries_csv
 from discretegrad_lab.report.folder import CLAIMS, REPORT, TABLE, check, read_section, write
 from discretegrad_lab.report.html import to_html
 from discretegrad_lab.report.markdown import to_markdown, verdicts_csv
-from discretegrad_lab.report.reading import READING, of_results
+from discretegrad_lab.report.reading import READING, of_recipe, of_results
 from discretegrad_lab.report.section import page, section
 from discretegrad_lab.report.terminal import show
 from discretegrad_lab.report.verdicts import judge
@@ -887,6 +889,53 @@ def test_the_report_on_a_recipe_of_a_user_can_be_checked_without_it(tmp_path):
     (folder / sources.CHECKSUMS).unlink()
     with pytest.raises(ValueError, match=r"reading\.json as it was written, got: no document with"):
         read_section(folder)
+
+
+def test_overviews_and_curves_over_a_metric_need_no_recipe(tmp_path):
+    store = Store(tmp_path / "runs")
+    whole = dataclasses.replace(
+        OWN, seeds=(0,), metrics=("expected_loss", "loss"), overview=True, over="loss"
+    )
+    for run in whole.runs():
+        save(store, run, [{"loss": 0.3, "expected_loss": 0.2 + run.tau}])
+    folder = discretegrad_lab.write_report(whole, store, tmp_path / "results")
+    found, there = read_section(folder)
+    expected = section(of_recipe(whole), found)
+    assert (there.tables, there.figures) == (expected.tables, expected.figures)
+    assert there.tables[0].title == "All metrics, p = 1.5"
+    # what was written before it was kept
+    (folder / sources.CHECKSUMS).unlink()
+    document = json.loads((folder / READING).read_text())
+    assert (document.pop("overview"), document.pop("over")) == (True, "loss")
+    assert document.pop("halving") is None
+    (folder / READING).write_text(json.dumps(document))
+    old = of_results(found, folder)
+    assert (old.overview, old.over, old.halving) == (False, "", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "command"),
+    [
+        ("vae-10x30", None, "`discretegrad report vae-10x30`"),
+        ("vae-10x30@tau=0.5,1.0", None, "`discretegrad report vae-10x30 --set tau=0.5,1.0`"),
+        ("mine@tau=1.0", "my sweeps/a.py", "`discretegrad report 'my sweeps/a.py' --set tau=1.0`"),
+        ("mine", None, "and the Python file, or the options, that it was given when it wrote "),
+        ("stored-polynomial", None, "`discretegrad report` and the Python file, or the options"),
+    ],
+)
+def test_the_command_that_writes_a_report_again_works(name, given, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "_extra", {"mine": dataclasses.replace(VAE, name="mine")})
+    monkeypatch.setattr(tasks, "_files", {} if given is None else {"mine": Path(given)})
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / results.RUNS).touch()
+    assert command in sources.lack(folder, results.RUNS)
+    with pytest.raises(ValueError, match=f"write them again with .*{re.escape(command)}"):
+        results.read(folder)
+    shutil.rmtree(folder)
+    shutil.copytree(Path(__file__).parents[1] / "results" / "vae-10x30", folder)
+    (folder / REPORT).write_text("changed\n")
+    assert command in check(tmp_path).partition("; write it again with ")[2]
 
 
 def test_without_a_recipe_what_varies_are_the_rows(tmp_path):

@@ -497,6 +497,18 @@ def test_the_report_on_half_a_search(tmp_path, listed):
     assert not complete(SEARCH, store)
 
 
+def test_a_search_needs_no_recipe_to_be_read_again(whole, tmp_path):
+    """As that of a file, or with other values of a field."""
+    halving = dataclasses.replace(HALVING, published={"reinmax": {"tau": 2.0}})
+    search = dataclasses.replace(SEARCH, halving=halving)
+    for recipe in (search, search.changed({"learning_rate": [0.1]})):
+        folder = write_report(recipe, whole, tmp_path)
+        results, section = read_section(folder)
+        assert section.tables == sections.section(of_recipe(recipe), results).tables
+        assert section.tables[0].title == "Best settings"
+    assert check(tmp_path) is None
+
+
 def call(*arguments, code=0):
     """What a command says, on one line."""
     result = CliRunner().invoke(cli.app, [*arguments], catch_exceptions=False)

@@ -145,6 +145,10 @@ def test_crafted_rows(folder, column, text):
         {"title": 7}, {"panels": "power"}, {"rows": [1]}, {"curves": "yes"}, {"metrics": {}},
         {"metrics": [{"name": "loss", "label": "loss", "digits": "many", "direction": "up"}]},
         {"metrics": [7]}, {"measures": [7]}, {"measures_note": 7}, {"looks": {"a": 7}}, {"more": 1},
+        {"over": 7}, {"overview": "yes"}, {"halving": 7}, {"halving": {"metric": "loss"}},
+        {"halving": {"metric": "loss", "fields": [], "rungs": [[1, 2.0]], "published": {}}},
+        {"halving": {"metric": "loss", "fields": [], "rungs": [[1]], "published": {}}},
+        {"halving": {"metric": "loss", "fields": [], "rungs": [[1, 0.5]], "published": {"a": 1}}},
         {"looks": {"a": {"label": "a", "colour": '"><b>', "dash": "", "has_tau": True}}},
     ],
 )  # fmt: skip

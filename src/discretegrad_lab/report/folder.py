@@ -20,7 +20,7 @@ from .reading import READING, Reading, of_configs, of_recipe, of_results
 from .results import RUNS, collect, irreplaceable, mark_dropped, merge, read, worth
 from .results import write as write_files
 from .section import page, section
-from .sources import CHECKSUMS, lack, write_derived
+from .sources import CHECKSUMS, lack, write_derived, writer
 
 REPORT, TABLE, CLAIMS, PAGE = "report.md", "table.csv", "claims.csv", "report.html"
 _LARGEST = 1 << 30
@@ -176,7 +176,7 @@ def check(root: Path) -> str | None:
 
 def _difference(folder: Path) -> str | None:
     """Where the report in a folder is not what it should be."""
-    remedy = f"write it again with `discretegrad report {folder.name}`"
+    remedy = f"write it again with {writer(folder)}"
     for name, text in contents(folder).items():
         place = f"{folder.name}/{name}"
         try:

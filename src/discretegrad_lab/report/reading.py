@@ -24,15 +24,16 @@ from ..stack.lines import LINES
 from ..stack.lines import line as line_of
 from ..tasks.base import Claim, Exhibit, Metric, Recipe, Table, Task
 from ..tasks.evidence import Results, Row, describe
-from ..tasks.halving import Goal, Halving
+from ..tasks.halving import Goal, Halving, Rung
 from .results import configuration
 from .sources import CHECKSUMS, read_sources
 
 READING = "reading.json"
 TUNED = {"tau": "τ", "optimiser": "optimiser", "learning_rate": "learning rate"}
 """Fields of a run that every table shows, with their headings."""
-_TEXTS = ("title", "reproduces", "note")
+_TEXTS = ("title", "reproduces", "note", "over")
 _TUPLES = ("panels", "rows", "variants", "against")
+_SWITCHES = ("curves", "overview")
 
 
 class Look(NamedTuple):
@@ -133,8 +134,9 @@ class Reading:
 
     def to_json(self, keys: Sequence[str]) -> str:
         """What ``of_results`` needs besides the results, which have these estimators."""
-        names = (*_TEXTS, *_TUPLES, "curves", "measures_note")
+        names = (*_TEXTS, *_TUPLES, *_SWITCHES, "measures_note")
         document = {name: getattr(self, name) for name in names}
+        document["halving"] = self.halving and {x: getattr(self.halving, x) for x in _HALVING}
         for name in ("metrics", "measures"):
             metrics = getattr(self, name)
             document[name] = [{part: getattr(x, part) for part in _METRIC} for x in metrics]
@@ -148,15 +150,14 @@ def of_recipe(recipe: Recipe) -> Reading:
     task = recipe.task
     ours = (x for name in tasks.FOLDERS for x in import_module(f"{tasks.__name__}.{name}").RECIPES)
     same = (
-        *("name", *_TEXTS, *_TUPLES, "curves", "published", "traced", "exhibits"),
-        *("overview", "over"),
+        *("name", *_TEXTS, *_TUPLES, *_SWITCHES),
+        *("published", "traced", "exhibits", "halving"),
     )
     return Reading(
         **{name: getattr(recipe, name) for name in same},
         metrics=tuple(task.metric(name) for name in recipe.metrics),
         claims=tuple(task.claims[name] for name in recipe.claims),
         **_of_task(task),
-        halving=recipe.halving,
         goals=partial(goals_of, recipe),
         runs=recipe.runs,
         outdated=partial(_outdated, recipe),
@@ -202,7 +203,8 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
     if isinstance(document, dict):
         # which files of before do not have
         before = {"against": [], "variants": [], "measures": [], "measures_note": ""}
-        document = {**before, **document}
+        later = {"overview": False, "over": "", "halving": None}
+        document = {**before, **later, **document}
     fields = _typed(document, _FIELDS)
     task = _task(configs)
     known = {metric.name: metric for metric in task.metrics} if task else {}
@@ -213,12 +215,20 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
     looks = {key: Look(**_typed(look, _LOOK)) for key, look in fields.pop("looks").items()}
     for text in _TUPLES:
         fields[text] = tuple(fields[text])
+    halving = fields.pop("halving")
     return Reading(
         name=name,
         metrics=tuple(known.get(metric.name, metric) for metric in metrics),
         looks=looks,
+        halving=None if halving is None else _halving(halving),
         **{**fields, "measures": measures, **_of_task(task)},
     )
+
+
+def _halving(document: Any) -> Halving:
+    parts = _typed(document, _HALVING)
+    rungs = tuple(Rung(*rung) for rung in parts.pop("rungs"))
+    return Halving(**{**parts, "fields": tuple(parts["fields"])}, rungs=rungs)
 
 
 def _of_task(task: Task | None) -> dict[str, Any]:
@@ -257,14 +267,29 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _is_rung(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and is_whole(value[0], 1)
+        and isinstance(value[1], float)
+    )
+
+
+def _is_setting(value: Any) -> bool:
+    scalars = str | int | float | None
+    return isinstance(value, dict) and all(isinstance(x, scalars) for x in value.values())
+
+
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
     **dict.fromkeys(_TUPLES, _are_texts),
-    "curves": _is_switch,
+    **dict.fromkeys(_SWITCHES, _is_switch),
     "metrics": lambda value: isinstance(value, list),
     "measures": lambda value: isinstance(value, list),
     "measures_note": _is_text,
     "looks": lambda value: isinstance(value, dict),
+    "halving": lambda value: value is None or isinstance(value, dict),
 }
 """What ``reading.json`` has, and what each field may be."""
 _METRIC: dict[str, Callable[[Any], bool]] = {
@@ -272,6 +297,12 @@ _METRIC: dict[str, Callable[[Any], bool]] = {
     "label": _is_text,
     "digits": lambda value: is_whole(value, 0, 20),
     "direction": lambda value: isinstance(value, str) and value in ("down", "up"),
+}
+_HALVING: dict[str, Callable[[Any], bool]] = {
+    "metric": _is_text,
+    "fields": _are_texts,
+    "rungs": lambda value: isinstance(value, list) and all(map(_is_rung, value)),
+    "published": lambda value: isinstance(value, dict) and all(map(_is_setting, value.values())),
 }
 _LOOK: dict[str, Callable[[Any], bool]] = {
     "label": _is_text,

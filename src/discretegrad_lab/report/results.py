@@ -32,7 +32,7 @@ from ..tasks.evidence import (
     Row,
 )
 from ..tasks.halving import Goal
-from .sources import CHECKSUMS, has_file, has_sources, read_sources, write_sources
+from .sources import CHECKSUMS, has_file, has_sources, read_sources, write_sources, writer
 
 RUNS, CURVES, MEASURES = "runs.csv", "curves.csv", "measures.csv"
 _WORTH = {"finished": 2, "diverged": 2, DROPPED: 1}
@@ -231,7 +231,7 @@ def read(folder: Path) -> Results:
         raise ValueError(
             f"expected {RUNS} and {CURVES} in {folder} as they were written, got: {error}; put "
             f"copies of them and of {CHECKSUMS} back, or move all three away and write them again "
-            f"with `discretegrad report {folder.name}` where the runs are"
+            f"with {writer(folder)} where the runs are"
         ) from error
 
 

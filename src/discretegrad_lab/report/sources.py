@@ -11,6 +11,7 @@ or all are the new ones.
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ..runs.files import (
     unsealed,
     write_file,
 )
+from ..tasks import given_as
 
 CHECKSUMS = "checksums.json"
 FORMAT = 1
@@ -127,8 +129,21 @@ def lack(folder: Path, name: str) -> str | None:
         return None
     return (
         f"expected {CHECKSUMS} in {folder}, got none, so damage to these results cannot be seen; "
-        f"write it with `discretegrad report {folder.name}`"
+        f"write it with {writer(folder)}"
     )
+
+
+def writer(folder: Path) -> str:
+    """The command that writes the report in a folder, in words."""
+    name, *changes = folder.name.split("@")
+    given = given_as(name)
+    if given is None:
+        return (
+            "`discretegrad report` and the Python file, or the options, that it was given when it "
+            f"wrote {folder}"
+        )
+    options = [word for change in changes for word in ("--set", change)]
+    return f"`{shlex.join(['discretegrad', 'report', given, *options])}`"
 
 
 def _exists(path: Path) -> bool:

@@ -38,6 +38,8 @@ EXAMPLE_DATA = "mnist"
 
 _extra: dict[str, "Recipe"] = {}
 """Recipes of users."""
+_files: dict[str, Path] = {}
+"""The files that recipes of users are of, as they were given."""
 
 
 class UnknownTask(ValueError):
@@ -83,6 +85,13 @@ def recipe(name: str) -> "Recipe":
     return known[name]
 
 
+def given_as(name: str) -> str | None:
+    """What a command line calls a recipe: its name, or its Python file; None if it is not known."""
+    if name in _extra:
+        return str(_files[name]) if name in _files else None
+    return name if name in recipes() else None
+
+
 def add_recipe(recipe: "Recipe") -> None:
     """Let a recipe be known by its name in this process."""
     if any(recipe.name == present.name for name in FOLDERS for present in _folder(name).RECIPES):
@@ -123,6 +132,7 @@ def load_recipes(path: Path) -> "list[Recipe]":
         )
     for recipe in different:
         add_recipe(recipe)
+        _files[recipe.name] = path
     return different
 
 
