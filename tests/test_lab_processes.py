@@ -148,6 +148,20 @@ def test_the_budget_holds_for_all_processes(tmp_path):
     assert all(Store(tmp_path / "runs").status(run).epoch for run in runs)
 
 
+def test_damaged_runs_that_were_not_asked_for_are_told_once(tmp_path):
+    store = Store(tmp_path)
+    asked, others = TINY.runs(seeds=[0]), TINY.runs(seeds=[1])
+    execute([asked[0], *others], store)
+    for run in (asked[0], others[0]):
+        (store.directory(run) / "config.json").write_text("nonsense")
+    stacks = StackOptions(largest_stack=1)
+    outcome = processes.execute(asked, tmp_path, processes=2, stacks=stacks)
+    assert (set(outcome.finished), set(outcome.damaged)) == ({*asked[1:]}, {asked[0]})
+    assert outcome.unrelated == execute(asked, store).unrelated
+    (reason,) = outcome.unrelated
+    assert str(store.directory(others[0])) in reason
+
+
 def test_wrong_arguments_are_refused(tmp_path):
     for wrong in (0, -1, 1.5, None):
         with pytest.raises(ValueError, match="positive whole number of processes"):

@@ -17,7 +17,7 @@ from .checkpoints import WRITERS, Copy, Pace, Writer
 from .environment import check_device, describe, out_of_memory
 from .listener import Listener, Outcome, Together
 from .options import STACK_OPTIONS, StackOptions
-from .pending import Group, look
+from .pending import Group, damaged_runs, look, unrelated
 from .plan import Fit, memory_of
 from .signals import stop_signals
 from .store import DamagedRun, Environment, LostClaim, Metrics, Saved, State, Status, Store
@@ -126,13 +126,9 @@ class _Work:
 
     def look(self, runs: Iterable[Run]) -> None:
         """Sort the runs by what is stored; nothing is written before this is done."""
-        damaged: list[DamagedRun] = []
-        for _ in self.store.runs(damaged):
-            # a newer version may have written others than these, under names of its own
-            pass
+        damaged = damaged_runs(self.store)
         self.runs, self.pending, self.already, self.damaged = look(runs, self.store, self.until)
-        asked = {run.identity for run in self.runs}
-        self.unrelated = [str(error) for error in damaged if error.directory.name not in asked]
+        self.unrelated = unrelated(damaged, self.runs)
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
         self.listener.planned(list(self.already), list(self.pending))
@@ -173,7 +169,7 @@ class _Work:
                 for name, members in groups.items()
             },
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
-            unrelated=tuple(self.unrelated),
+            unrelated=self.unrelated,
             stopped_by=self.stopped_by,
             abandoned=self.abandoned,
         )

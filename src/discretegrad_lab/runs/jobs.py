@@ -7,6 +7,7 @@ from typing import Any
 
 from ..stack.config import Run
 from .listener import Listener, Outcome, Together
+from .pending import damaged_runs, unrelated
 from .plan import Estimate
 from .store import Store
 from .worker import GROUPS, Place
@@ -30,6 +31,7 @@ class Job:
         """What became of a run: a field of an outcome."""
         self.failed: set[Run] = set()
         self.damaged: dict[Run, str] = {}
+        self.unrelated: tuple[str, ...] = ()
         self.stop: str | None = None
         """Why the workers are to stop."""
         self.stopped_by: str | None = None
@@ -41,6 +43,8 @@ class Job:
         self.stacks = [stack.runs for stack in planned.stacks]
         self.fate |= dict.fromkeys(planned.done, "already")
         self.damaged |= planned.damaged
+        # here, since each worker would say it of the runs of the others, too
+        self.unrelated = unrelated(damaged_runs(self.store), self.runs)
         for run, reason in planned.damaged.items():
             self.listener.run_damaged(run, reason)
         self._count_failures()
@@ -84,6 +88,7 @@ class Job:
             **groups,
             failed=tuple(run for run in self.runs if run in self.failed),
             damaged={run: self.damaged[run] for run in self.runs if run in self.damaged},
+            unrelated=self.unrelated,
             stopped_by=(self.stop or self.stopped_by) if self.stopped_by or more else None,
             abandoned=self.abandoned,
         )

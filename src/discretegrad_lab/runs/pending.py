@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 from ..stack.config import Run
-from .store import Store
+from .store import DamagedRun, Store
 
 
 class Group:
@@ -137,6 +137,24 @@ class Looked(NamedTuple):
 def end_of(run: Run, until: int | None) -> int:
     """The epochs that a run has when it is left: ``until``, if it has more."""
     return run.epochs if until is None else min(until, run.epochs)
+
+
+def damaged_runs(store: Store) -> list[DamagedRun]:
+    """All stored runs that cannot be read.
+
+    Raises:
+        NewerStore: If a newer version has written runs, perhaps under names of its own.
+    """
+    damaged: list[DamagedRun] = []
+    for _ in store.runs(damaged):
+        pass
+    return damaged
+
+
+def unrelated(damaged: Iterable[DamagedRun], runs: Iterable[Run]) -> tuple[str, ...]:
+    """Why those that are none of these runs cannot be read."""
+    asked = {run.identity for run in runs}
+    return tuple(str(error) for error in damaged if error.directory.name not in asked)
 
 
 def look(runs: Iterable[Run], store: Store, until: int | None = None) -> Looked:
