@@ -5,13 +5,15 @@ from statistics import fmean
 
 import pooled
 import stored
-from pages import markdown
+from pages import markdown, wrapped
 from reports import if_stored
 from stored import reading
 
+from discretegrad_lab import tasks
 from discretegrad_lab.report.entries import DASH, entries
 from discretegrad_lab.report.tables import mean_cell, with_half
 from discretegrad_lab.stack.lines import line as find_line
+from discretegrad_lab.tasks.chosen import NotChosen
 from discretegrad_lab.tasks.evidence import final
 from discretegrad_lab.tasks.statistics import Summary, compare, summarise
 from discretegrad_lab.tasks.vae.published import cells as published_cells
@@ -138,7 +140,29 @@ def chosen_tables() -> str:
         if any(stored.read(name).counts()["finished"] for name in stored.CHOSEN[by])
     ]
     tables += [gained_table(by) for by in stored.CHOSEN] if tables else []
-    return "\n\n".join(tables) or "Not trained here yet; it takes the searches above."
+    return "\n\n".join(tables) or _not_trained()
+
+
+def _not_trained() -> str:
+    """What it takes to train the settings of our own searches."""
+    ready = [name for name in stored.CHOSEN["train"] if _is_chosen(name)]
+    if not ready:
+        return "Not trained here yet; it takes the searches above."
+    *first, last = (name.rpartition("-")[2] for name in ready)
+    sizes = " and ".join(filter(None, (", ".join(first), last)))
+    others = len(ready) < len(stored.CHOSEN["train"])
+    return wrapped(
+        f"Not trained here yet; it takes `discretegrad run {ready[0]}` and so on for {sizes}, "
+        f"whose settings are chosen{', and the searches above for the other sizes' * others}."
+    )
+
+
+def _is_chosen(name: str) -> bool:
+    """Whether the settings of a recipe, which a search finds, are there."""
+    try:
+        return bool(tasks.recipe(name).runs())
+    except NotChosen:
+        return False
 
 
 def gained_table(by: str) -> str:

@@ -383,6 +383,15 @@ def test_stored_runs_that_another_report_left_have_rows_of_their_own(here):
     assert call("report", "--check").exit_code == 0
 
 
+def test_plot_says_that_there_is_nothing_to_draw(here):
+    shutil.copytree(ROOT / "results" / "vae-search-8x16", here / "results" / "vae-search-8x16")
+    before = tree(here)
+    result = call("plot", "vae-search-8x16")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("Nothing to draw of results/vae-search-8x16: ")
+    assert tree(here) == before
+
+
 def test_a_file_that_vanishes_while_a_report_looks_does_not_matter(here):
     """As the temporary ones of another report do; a link to nothing has a name and no size."""
     shutil.copytree(ROOT / "results" / "vae-10x30", here / "results" / "vae-10x30")

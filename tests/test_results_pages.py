@@ -676,6 +676,11 @@ def test_what_is_chosen_by_train_and_by_test(monkeypatch, tmp_path):
     use_table(monkeypatch, search.choice, tmp_path / "chosen.csv")
     results = searched(search, lambda run: {"train": 130 - run.tau, "test": 131 + run.tau})
     search.choice.write(search.choice.lines(search, results))
+    left = "`discretegrad run vae-chosen-by-train-8x4` and so on for 8x4, whose settings are chosen"
+    text = " ".join(sizes.chosen_tables().split())
+    assert text == (
+        f"Not trained here yet; it takes {left}, and the searches above for the other sizes."
+    )
     for by in search.choice.by:
         name = f"vae-chosen-by-{by}-8x4"
         ends = {"train": 123, "test": 127} if by == "train" else {"train": 129, "test": 125}

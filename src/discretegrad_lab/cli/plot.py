@@ -79,6 +79,12 @@ def plot(
                 written.append(path)
         for path in written:
             typer.echo(f"Wrote {path}")
+        for folder in sections:
+            if all(path.parent != folder for path in written):
+                typer.echo(
+                    f"Nothing to draw of {folder}: its results have no curves, and no finished run "
+                    f"of it in {runs} makes images"
+                )
         if damaged:
             common.tell(damaged)
             raise typer.Exit(common.FAILED)
