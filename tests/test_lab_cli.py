@@ -241,6 +241,22 @@ def test_dry_run_says_what_would_be_done_and_changes_nothing(here):
     assert "Time: about " in call("run", "tiny", "--dry-run", "--device", "cpu").stdout
 
 
+def test_a_dry_run_cuts_stacks_for_processes(here):
+    (alone,) = lines(call("run", "tiny", "--dry-run", "--json", "--device", "cpu").stdout)
+    options = ("run", "tiny", "--dry-run", "--device", "cpu", "--processes", 2)
+    (event,) = lines(call(*options, "--json").stdout)
+    assert [len(stack["runs"]) for stack in alone["stacks"]] == [6]
+    assert [len(stack["runs"]) for stack in event["stacks"]] == [3, 3]
+    # of both, which share the device
+    assert event["bytes"] == alone["bytes"]
+    assert "for 2 stacks of the largest size. Time: unknown" in call(*options).stdout
+    train("--seeds", "1")
+    assert "2 processes train them side by side" in " ".join(call(*options).stdout.split())
+    assert [2, 1] == [
+        len(stack["runs"]) for stack in lines(call(*options, "--json").stdout)[0]["stacks"]
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

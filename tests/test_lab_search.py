@@ -526,7 +526,8 @@ def test_the_commands(tmp_path, listed, monkeypatch):
     again = call("run", SEARCH.name, "--device", "cpu")
     assert "12 dropped at a rung, 8 done before, in" in again
     assert "20 runs: 8 finished, 12 dropped." in call("report")
-    assert "0 runs to train" in call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    plan = call("run", SEARCH.name, "--device", "cpu", "--dry-run")
+    assert "0 runs to train in 0 stacks, 12 dropped at a rung, 8 done before, 0 damaged" in plan
     call("report", "--check")
 
 
@@ -675,7 +676,7 @@ def test_a_new_machine_trains_those_that_went_on(
         assert row.identity in here or row == before[row.identity]
     # a second start has nothing to do, and neither has one with the new results
     results = {SEARCH.name: read(folder).rows}
-    assert next_runs([(SEARCH, SEARCH.runs())], store, results) == ([], None)
+    assert next_runs([(SEARCH, SEARCH.runs())], store, results)[:2] == ([], None)
 
 
 def test_the_report_knows_rungs_of_two_machines(old, tmp_path, listed):
@@ -826,11 +827,11 @@ def test_the_search_at_4x24_goes_on_without_its_runs(tmp_path):
     rows = {row.identity: row for row in results.rows}
     runs, store = recipe.runs(), Store(tmp_path)
     assert len(runs) == 864
-    chosen, until = next_runs([(recipe, runs)], store, {recipe.name: results.rows})
-    assert (len(chosen), until) == (216, None)
+    chosen, until, done, dropped = next_runs([(recipe, runs)], store, {recipe.name: results.rows})
+    assert (len(chosen), until, done, len(dropped)) == (216, None, (), 648)
     assert all(rows[run.identity].state != DROPPED for run in chosen)
     decided = goals_of(recipe, runs, store, results.rows)
     assert {decided[run] for run in chosen} == {Goal(160)}
     assert {decided[run] for run in runs if run not in set(chosen)} == {Goal(0, dropped=True)}
     # without them all begin anew
-    assert next_runs([(recipe, runs)], store) == (runs, 10)
+    assert next_runs([(recipe, runs)], store) == (runs, 10, (), ())

@@ -4,8 +4,8 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -38,9 +38,11 @@ def announced(runs: "Sequence[Run]") -> "Iterator[Run]":
         yield run
 
 
-def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None:
-    """Say what ``run`` would do."""
-    from ..runs.plan import estimate
+def show_plan(
+    wanted: "Wanted", events: "JsonLines | None", quiet: bool, processes: int | None = None
+) -> None:
+    """Say what ``run`` would do, in this process or in several."""
+    from ..runs.plan import estimate, estimate_side_by_side
     from ..runs.search import next_runs
     from ..tasks.data import DataError
 
@@ -50,10 +52,23 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None
         largest = wanted.options["stacks"].largest_stack
         runs, until = wanted.runs, None
         if wanted.searches:
-            runs, until = next_runs(wanted.parts, wanted.store, wanted.rows)
+            ahead = next_runs(wanted.parts, wanted.store, wanted.rows)
+            runs, until = ahead.runs, ahead.until
         looked_at = runs if quiet or events else announced(runs)
-        plan = estimate(looked_at, wanted.store, device=device, largest_stack=largest, until=until)
+        options: dict[str, Any] = {"device": device, "largest_stack": largest, "until": until}
+        count = min(processes or 1, max(len(set(runs)), 1))
+        if processes is None:
+            plan = estimate(looked_at, wanted.store, **options)
+        else:
+            plan = estimate_side_by_side(looked_at, wanted.store, count, sharing=count, **options)
+        if wanted.searches:
+            plan = replace(plan, done=plan.done + ahead.done, dropped=ahead.dropped)
     seconds, notes = time_of(wanted, plan, device)
+    if count > 1 and seconds is not None:
+        notes.append(
+            f"That is the time of one stack after the other; {count} processes train them side by "
+            "side."
+        )
     if until is not None:
         notes.append(
             f"This is a search: the plan goes as far as epoch {until}, where the best are chosen."
@@ -84,12 +99,13 @@ def show_plan(wanted: "Wanted", events: "JsonLines | None", quiet: bool) -> None
         cells = [(row[0], f"{count:,}", *row[1:]) for row, count in rows.items()]
         common.print_table(headings, cells, left=1)
     time_left = "unknown" if seconds is None else f"about {duration(seconds)}"
+    dropped = f"{len(plan.dropped)} dropped at a rung, " if plan.dropped else ""
+    of_what = "the largest stack" if count == 1 else f"{count} stacks of the largest size"
     lines = [
         f"{wanted.name} on {device}: {many(plan.members, 'run')} to train in "
-        f"{many(len(plan.stacks), 'stack')}, {len(plan.done)} done before, "
+        f"{many(len(plan.stacks), 'stack')}, {dropped}{len(plan.done)} done before, "
         f"{len(plan.damaged)} damaged.",
-        f"Memory: {size(plan.bytes)} for the largest stack. Time: {time_left}. "
-        "Nothing was changed.",
+        f"Memory: {size(plan.bytes)} for {of_what}. Time: {time_left}. Nothing was changed.",
         *notes,
         *plan.damaged.values(),
     ]
@@ -126,7 +142,7 @@ def _by_cost(wanted: "Wanted", plan: "Estimate", device: str) -> tuple[float | N
     from ..tasks import recipes
 
     total, where, devices = 0.0, "", set()
-    not_left = {*plan.done, *plan.damaged}
+    not_left = {*plan.done, *plan.dropped, *plan.damaged}
     for recipe, runs in wanted.parts:
         whole = recipe
         while whole.cost is not None and whole.cost.of is not None:
@@ -170,6 +186,7 @@ def _fields(plan: "Estimate") -> dict[str, object]:
             for stack in plan.stacks
         ],
         "done": [run.identity for run in plan.done],
+        "dropped": [run.identity for run in plan.dropped],
         "damaged": {run.identity: reason for run, reason in plan.damaged.items()},
         "members": plan.members,
         "steps": plan.steps,

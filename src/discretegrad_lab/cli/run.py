@@ -175,7 +175,7 @@ def run(
                     '`pip install "discretegrad[ray]"`, or train with --engine local'
                 )
         if dry_run:
-            show_plan(wanted, events, quiet)
+            show_plan(wanted, events, quiet, processes)
             return
         with common.checking_input():
             # the nodes of a cluster have their own

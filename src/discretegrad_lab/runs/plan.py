@@ -43,6 +43,8 @@ class Estimate:
     stacks: tuple[StackEstimate, ...]
     done: tuple[Run, ...]
     damaged: Mapping[Run, str]
+    dropped: tuple[Run, ...] = ()
+    """Ended at a rung of a search."""
 
     @property
     def members(self) -> int:
@@ -99,6 +101,40 @@ def estimate(
         for member in members:
             del pending[member]
     return Estimate(tuple(stacks), tuple(done), damaged)
+
+
+def estimate_side_by_side(
+    runs: Iterable[Run],
+    store: Store,
+    workers: int,
+    *,
+    device: torch.device | str = "cpu",
+    largest_stack: int | None = None,
+    sharing: int = 1,
+    until: int | None = None,
+) -> Estimate:
+    """What so many workers would do that train stacks side by side; changes nothing.
+
+    The bytes of a stack are those that ``sharing`` of its size take, which share the device.
+    """
+
+    def cut(part: Iterable[Run], largest: int | None) -> Estimate:
+        return estimate(
+            part,
+            store,
+            device=device,
+            largest_stack=largest,
+            bytes_per_member=lambda run: sharing * memory_of(run),
+            until=until,
+        )
+
+    first, again = itertools.tee(runs)
+    whole = cut(first, largest_stack)
+    if 0 < len(whole.stacks) < workers:
+        # one round of stacks for all workers
+        share = math.ceil(whole.members / workers)
+        return cut(again, min(share, largest_stack or share))
+    return whole
 
 
 class Fit:

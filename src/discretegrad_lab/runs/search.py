@@ -6,6 +6,7 @@ Where the store is gone, results that were written from it can: they say who was
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..stack.config import Run
 from ..tasks.base import Recipe
@@ -146,11 +147,32 @@ def search(parts: Parts, store: Store, train: Train, results: Results | None = N
         outcomes.append(train(runs, until))
 
 
-def next_runs(
-    parts: Parts, store: Store, results: Results | None = None
-) -> tuple[list[Run], int | None]:
-    """Those that ``search`` would train first, and until which epoch; None is their end."""
-    return _next(_targets(parts, store, results), store, set())
+class Next(NamedTuple):
+    """What a search does next, and what it has done."""
+
+    runs: list[Run]
+    """Those that are trained first."""
+    until: int | None
+    """Until which epoch; None is their end."""
+    done: tuple[Run, ...]
+    """Trained to their end."""
+    dropped: tuple[Run, ...]
+    """Ended at a rung."""
+
+
+def next_runs(parts: Parts, store: Store, results: Results | None = None) -> Next:
+    """What ``search`` would train first."""
+    targets = _targets(parts, store, results)
+    statuses = {run: store.status(run, quick=True) for run in targets}
+    return Next(
+        *_next(targets, store, set()),
+        tuple(run for run, status in statuses.items() if status.done),
+        tuple(
+            run
+            for run, status in statuses.items()
+            if targets[run].dropped and not status.done and status.epoch >= targets[run].epoch
+        ),
+    )
 
 
 def _next(

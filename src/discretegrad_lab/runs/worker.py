@@ -18,7 +18,7 @@ from .connection import ClusterError
 from .execute import execute
 from .listener import REASONS, Listener, Outcome
 from .options import STACK_OPTIONS, StackOptions
-from .plan import Estimate, estimate, memory_of
+from .plan import Estimate, estimate_side_by_side
 from .signals import STOP
 from .store import Store
 
@@ -176,19 +176,15 @@ def plan(runs: bytes, place: Place, workers: int) -> Estimate | Failure:
     """Cut runs into stacks; in a worker, since only that knows its memory."""
     try:
         configs, store = _unpacked(runs, place), Store(place.root)
-        largest = place.stacks.largest_stack
-        options: dict[str, Any] = {
-            "device": place.device,
-            "until": place.stacks.until,
-            "bytes_per_member": lambda run: place.sharing * memory_of(run),
-        }
-        whole = estimate(configs, store, largest_stack=largest, **options)
-        if 0 < len(whole.stacks) < workers:
-            # one round of stacks for all workers
-            share = math.ceil(whole.members / workers)
-            share = min(share, largest or share)
-            return estimate(configs, store, largest_stack=share, **options)
-        return whole
+        return estimate_side_by_side(
+            configs,
+            store,
+            workers,
+            device=place.device,
+            largest_stack=place.stacks.largest_stack,
+            sharing=place.sharing,
+            until=place.stacks.until,
+        )
     except Exception as error:
         return Failure.of(error, platform.node())
 
