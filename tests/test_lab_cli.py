@@ -476,7 +476,7 @@ def test_ray_gets_what_the_local_engine_gets(monkeypatch):
 
     def fake(runs, root, *, listener, **options):
         given.update(options, runs=runs, root=root)
-        listener.planned([], runs)
+        listener.planned([], dict.fromkeys(runs, 2))
         return Outcome(finished=tuple(runs))
 
     monkeypatch.setattr(cluster, "execute", fake)

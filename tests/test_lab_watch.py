@@ -18,8 +18,12 @@ import pytest
 from rich.console import Console
 
 from discretegrad_lab.runs.execute import execute
+from discretegrad_lab.runs.jobs import Job
 from discretegrad_lab.runs.listener import Together
+from discretegrad_lab.runs.options import StackOptions
+from discretegrad_lab.runs.plan import estimate
 from discretegrad_lab.runs.store import Store
+from discretegrad_lab.runs.worker import Place
 from discretegrad_lab.tasks.polynomial.config import Polynomial
 from discretegrad_lab.watch import board, tally
 from discretegrad_lab.watch.board import Board
@@ -164,7 +168,7 @@ def test_all_of_a_text_arrives_in_a_pipe_that_refuses_to_wait(pipe):
 def test_a_redraw_hashes_no_run_and_what_it_goes_through_does_not_change(monkeypatch):
     shown = quiet_board()
     runs = tuple(tiny("st", seed) for seed in range(3))
-    shown.planned([], runs)
+    shown.planned([], dict.fromkeys(runs, 2))
     shown.stack_started(runs, 0, 2, 2)
     shown.epoch_done(1, {"loss": [1.0] * 3}, 1.0)
     with monkeypatch.context() as patched:
@@ -220,7 +224,7 @@ def test_board_shows_members_speed_time_left_and_losses(clock, capsys):
     shown = quiet_board(budget=100.0)
     runs = (tiny("reinmax", 0), tiny("st", 0), tiny("st", 1))
     others = (tiny("exact", 0), tiny("exact", 1))
-    shown.planned([], [*runs, *others])
+    shown.planned([], dict.fromkeys([*runs, *others], 2))
     assert "looking at the stored runs" in rendered(shown)
     shown.stack_started(runs, 0, 2, 50)
     clock.now += 3
@@ -244,7 +248,7 @@ def test_board_shows_members_speed_time_left_and_losses(clock, capsys):
 def side_by_side(listener, clock):
     """Two stacks of one run, as a cluster tells of them: one second an epoch, 10 steps each."""
     stacks = [(tiny("reinmax", 0, epochs=4),), (tiny("st", 0, epochs=4),)]
-    listener.planned([], [run for stack in stacks for run in stack])
+    listener.planned([], {run: 4 for stack in stacks for run in stack})
     for stack in stacks:
         listener.stack_started(stack, 0, 4, 10)
     for epoch in (1, 2):
@@ -288,7 +292,7 @@ def test_json_numbers_stacks_side_by_side_and_has_no_word_for_nan(clock, capsys)
 def test_tally_leaves_out_what_was_done_before_or_is_lost():
     tally = Tally()
     runs = tuple(tiny("st", seed, epochs=10) for seed in range(3))
-    tally.planned([], runs)
+    tally.planned([], dict.fromkeys(runs, 10))
     assert (tally.runs, tally.left) == (3, 30)
     tally.run_elsewhere(runs[2])
     assert (tally.runs, tally.left) == (2, 20)
@@ -296,6 +300,36 @@ def test_tally_leaves_out_what_was_done_before_or_is_lost():
     assert (tally.runs, tally.left) == (3, 6)
     tally.run_damaged(runs[0], "broken")
     assert (tally.runs, tally.left) == (2, 4)
+
+
+class Shares(Tally):
+    """The share of epochs that are done, after each."""
+
+    def __init__(self):
+        super().__init__()
+        self.shares = []
+
+    def epoch_done(self, epoch, metrics, seconds):
+        super().epoch_done(epoch, metrics, seconds)
+        self.shares.append(self.share)
+
+
+def test_what_is_left_ends_at_a_rung_and_begins_where_a_run_goes_on(tmp_path):
+    """Of several stacks, also of those that have not begun."""
+    runs, store = [tiny("st", seed, epochs=6) for seed in range(4)], Store(tmp_path)
+    options = StackOptions(largest_stack=2, until=2)
+    rung, end = Shares(), Shares()
+    execute(runs, store, stacks=options, listener=rung)
+    assert rung.shares == [0.25, 0.5, 0.75, 1.0]
+    execute(runs, store, stacks=StackOptions(largest_stack=2), listener=end)
+    assert end.shares == [n / 8 for n in range(1, 9)]
+    # so it is with workers
+    others = [tiny("st", seed, epochs=6) for seed in range(4, 7)]
+    execute(others[:1], store, stacks=StackOptions(until=3))
+    tally = Tally()
+    job = Job([*runs, *others], Place(tmp_path, "cpu", stacks=StackOptions(until=4)), tally)
+    job.planned(estimate(job.runs, store, until=4))
+    assert (tally.runs, tally.left) == (3, 4 + 4 + 1)
 
 
 def test_durations_and_sizes():

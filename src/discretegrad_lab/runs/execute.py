@@ -131,7 +131,8 @@ class _Work:
         self.unrelated = unrelated(damaged, self.runs)
         for run, reason in self.damaged.items():
             self.listener.run_damaged(run, reason)
-        self.listener.planned(list(self.already), list(self.pending))
+        left = {run: self.end(run) - epoch for run, epoch in self.pending.items()}
+        self.listener.planned(list(self.already), left)
 
     def go(self) -> None:
         """Train until nothing is left that this process can have, or it must stop."""

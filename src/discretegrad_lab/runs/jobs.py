@@ -48,8 +48,12 @@ class Job:
         for run, reason in planned.damaged.items():
             self.listener.run_damaged(run, reason)
         self._count_failures()
-        to_do = {run for stack in self.stacks for run in stack}
-        self.listener.planned(planned.done, [run for run in self.runs if run in to_do])
+        left = {
+            run: self.place.stacks.end(run) - stack.epoch
+            for stack in planned.stacks
+            for run in stack.runs
+        }
+        self.listener.planned(planned.done, {run: left[run] for run in self.runs if run in left})
 
     def ended(self, outcome: Outcome, *, again: bool) -> None:
         """Take in what became of a stack; ``again`` if it had another worker before."""

@@ -19,8 +19,9 @@ class Listener:
     All calls come from the thread that trains, so they should not take long.
     """
 
-    def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
-        """The stored runs have been looked at."""
+    def planned(self, done: Sequence[Run], to_do: Mapping[Run, int]) -> None:
+        """The stored runs have been looked at; each that is to do has so many epochs left, those of
+        a search to the next rung."""
 
     def run_damaged(self, run: Run, reason: str) -> None:
         """A run is left alone."""

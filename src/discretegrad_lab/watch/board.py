@@ -115,7 +115,7 @@ class Log(_Speaker):
         """Write it to the file."""
         print(text, file=self._file, flush=True)
 
-    def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
+    def planned(self, done: Sequence[Run], to_do: Mapping[Run, int]) -> None:
         """Say how many runs there are."""
         super().planned(done, to_do)
         self.say(f"{many(len(to_do), 'run')} to train, {len(done)} done before")

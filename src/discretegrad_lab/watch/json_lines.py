@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from ..runs.listener import Listener
@@ -25,7 +25,7 @@ class JsonLines(Listener):
         """Write one."""
         print(to_json({"event": kind, **fields}), file=self._file, flush=True)
 
-    def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
+    def planned(self, done: Sequence[Run], to_do: Mapping[Run, int]) -> None:
         """Which runs."""
         self.event("planned", done=_names(done), to_do=_names(to_do))
 
@@ -85,7 +85,7 @@ def to_json(document: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(document), allow_nan=False, indent=indent)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Iterable[Run]) -> list[str]:
     return [run.identity for run in runs]
 
 

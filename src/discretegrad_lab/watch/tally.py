@@ -108,10 +108,10 @@ class Tally(Listener):
             return None
         return (time.monotonic() - self._began) / self.done * self.left
 
-    def planned(self, done: Sequence[Run], to_do: Sequence[Run]) -> None:
+    def planned(self, done: Sequence[Run], to_do: Mapping[Run, int]) -> None:
         """Count what there is to do."""
         self.finished = 0
-        self._left = {run: run.epochs for run in to_do}
+        self._left = dict(to_do)
 
     def run_damaged(self, run: Run, reason: str) -> None:
         """One run less, if it was counted."""
