@@ -765,7 +765,7 @@ def test_the_command_takes_rungs_from_results(old, tmp_path, listed, monkeypatch
     old(5)
     run = ("run", SEARCH.name, "--device", "cpu", "--results", "results")
     plan = call(*run, "--dry-run")
-    assert "8 runs to train in 1 stack, 0 done before, 0 damaged." in plan
+    assert "8 runs to train in 1 stack, 12 dropped at a rung, 0 done before, 0 damaged." in plan
     assert "the plan goes as far as" not in plan
     # commands that it names are about these results, too
     assert f"`discretegrad run {SEARCH.name} --results results --budget 1m`" in plan
