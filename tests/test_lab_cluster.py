@@ -154,7 +154,7 @@ def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
     outcome = cluster.execute(runs, tmp_path / "there", stacks=PAIRS, listener=notes)
     assert outcome == Outcome(finished=tuple(runs))
     assert_equal(runs, tmp_path / "there", tmp_path / "here")
-    assert notes.events[0] == ("planned", ((), runs))
+    assert notes.events[0] == ("planned", ((), dict.fromkeys(runs, RUN.epochs)))
     assert_in_order(notes)
     ended = notes.named("stack_finished")
     assert Counter(run for stack, _ in ended for run in stack) == Counter(runs)
@@ -166,7 +166,7 @@ def test_it_ends_as_the_local_engine_does(ray, tmp_path, processes):
     notes = Notes()
     outcome = cluster.execute(runs, tmp_path / "there", listener=notes)
     assert outcome == Outcome(already=tuple(runs))
-    assert notes.events == [("planned", (tuple(runs), []))]
+    assert notes.events == [("planned", (tuple(runs), {}))]
     # neither locks nor what workers look for
     assert list((tmp_path / "there" / ".locks").iterdir()) == []
 
@@ -270,7 +270,7 @@ def test_a_damaged_run_is_left_alone(ray, tmp_path):
     assert outcome.finished == (good,)
     assert list(outcome.damaged) == [bad]
     assert [run for run, _ in notes.named("run_damaged")] == [bad]
-    assert notes.named("planned") == [((), [good])]
+    assert notes.named("planned") == [((), {good: RUN.epochs})]
 
 
 def assert_stopped(epochs, root):
