@@ -18,6 +18,7 @@ from discretegrad.kernels import dispatch
 from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
+from discretegrad_lab.runs import mps
 from discretegrad_lab.stack import bits, compilation, trainer
 from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
@@ -615,6 +616,17 @@ def test_seconds_are_shared_and_what_is_compiled_does_not_count(monkeypatch):
         task._count_seconds()
         found.append(task.buffers["seconds"].tolist())
     assert found == [[0.0, 0.0], [6.0, 6.0], [8.0, 8.0]]
+
+
+def test_seconds_are_unknown_once_a_gpu_was_shared(monkeypatch):
+    """Also if the rest of a run is trained alone."""
+    task = BernoulliVaeModel([run(seed=0), run(seed=1)], CPU)
+    task.begin_epoch(0)
+    assert task.evaluate(1)["gpu_seconds"].isfinite().all()
+    with monkeypatch.context() as patch:
+        patch.setenv(mps._PIPES, "somewhere")
+        assert task.evaluate(2)["gpu_seconds"].isnan().all()
+    assert task.evaluate(3)["gpu_seconds"].isnan().all()
 
 
 def test_bounds_are_ordered_and_those_of_a_plain_model():

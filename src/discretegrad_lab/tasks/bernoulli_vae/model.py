@@ -10,6 +10,7 @@ of mean zero, which is left out.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -43,6 +44,8 @@ EVALUATE_EVERY = 25
 """Epochs from one pass over the images of validation and test to the next."""
 IMPORTANCE = 100
 """Samples of the tighter bound, which is computed at the end."""
+SHARED_GPU = "CUDA_MPS_PIPE_DIRECTORY"
+"""Processes that have this variable compute on a GPU at the same time (NVIDIA's MPS)."""
 
 # evaluations of the decoder at once outside of training, for each member
 _AT_ONCE = 2000
@@ -302,9 +305,12 @@ class BernoulliVaeModel(Model):
     def _count_seconds(self) -> None:
         """Add each member's share of an epoch.
 
-        The first one of a process compiles and captures: it counts as much as the next.
+        The first one of a process compiles and captures: it counts as much as the next. Where other
+        processes compute on the GPU at the same time nobody knows the share, from then on.
         """
         taken = (self._clock() - self._began) / self._members
+        if SHARED_GPU in os.environ:
+            taken = math.nan
         self.buffers["seconds"] += self._epochs_measured * taken
         self._epochs_measured = 1 if self._epochs_measured else 2
 

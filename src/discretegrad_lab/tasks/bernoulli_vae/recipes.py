@@ -163,8 +163,8 @@ _NOTE = (
     "ReinMax as released: images binarised once, a learned prior, RAdam, torch's initial weights; "
     "all other lines: images binarised anew at every step, a uniform prior, Adam at the learning "
     "rates of the baseline papers, Glorot's initial weights. Seconds of the device: the share of a "
-    "run in the time of its stack, which holds runs of its line alone, without tests. Evaluations "
-    "of f: for an image in a step, as counted."
+    "run in the time of its stack, which holds runs of its line alone, without tests; unknown "
+    "where other processes shared the device. Evaluations of f: for an image in a step, as counted."
 )
 _OMNIGLOT = (
     " The published numbers of Omniglot are of other pixels: the papers' file is not to be had, "
