@@ -18,8 +18,7 @@ from discretegrad.kernels import dispatch
 from discretegrad_lab import tasks
 from discretegrad_lab.report.reading import of_recipe
 from discretegrad_lab.report.section import section
-from discretegrad_lab.runs import mps
-from discretegrad_lab.stack import bits, compilation, trainer
+from discretegrad_lab.stack import bits, compilation, sharing, trainer
 from discretegrad_lab.stack.layers import Linear
 from discretegrad_lab.stack.noise import Noise
 from discretegrad_lab.tasks import data
@@ -624,7 +623,7 @@ def test_seconds_are_unknown_once_a_gpu_was_shared(monkeypatch):
     task.begin_epoch(0)
     assert task.evaluate(1)["gpu_seconds"].isfinite().all()
     with monkeypatch.context() as patch:
-        patch.setenv(mps._PIPES, "somewhere")
+        patch.setenv(sharing.PIPES, "somewhere")
         assert task.evaluate(2)["gpu_seconds"].isnan().all()
     assert task.evaluate(3)["gpu_seconds"].isnan().all()
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -42,7 +42,7 @@ def show_plan(
     wanted: "Wanted", events: "JsonLines | None", quiet: bool, processes: int | None = None
 ) -> None:
     """Say what ``run`` would do, in this process or in several."""
-    from ..runs.plan import estimate, estimate_side_by_side
+    from ..runs.plan import estimate_side_by_side
     from ..runs.search import next_runs
     from ..tasks.data import DataError
 
@@ -55,12 +55,16 @@ def show_plan(
             ahead = next_runs(wanted.parts, wanted.store, wanted.rows)
             runs, until = ahead.runs, ahead.until
         looked_at = runs if quiet or events else announced(runs)
-        options: dict[str, Any] = {"device": device, "largest_stack": largest, "until": until}
         count = min(processes or 1, max(len(set(runs)), 1))
-        if processes is None:
-            plan = estimate(looked_at, wanted.store, **options)
-        else:
-            plan = estimate_side_by_side(looked_at, wanted.store, count, sharing=count, **options)
+        plan = estimate_side_by_side(
+            looked_at,
+            wanted.store,
+            count,
+            sharing=count,
+            device=device,
+            largest_stack=largest,
+            until=until,
+        )
         if wanted.searches:
             plan = replace(plan, done=plan.done + ahead.done, dropped=ahead.dropped)
     seconds, notes = time_of(wanted, plan, device)

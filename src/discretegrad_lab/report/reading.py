@@ -202,9 +202,11 @@ def _parse(name: str, configs: Sequence[Mapping[str, Any]], document: Any) -> Re
     """What ``Reading.to_json`` wrote, if every field is what it was."""
     if isinstance(document, dict):
         # which files of before do not have
-        before = {"against": [], "variants": [], "measures": [], "measures_note": ""}
-        later = {"overview": False, "over": "", "halving": None}
-        document = {**before, **later, **document}
+        before = {
+            **{"against": [], "variants": [], "measures": [], "measures_note": ""},
+            **{"overview": False, "over": "", "halving": None},
+        }
+        document = {**before, **document}
     fields = _typed(document, _FIELDS)
     task = _task(configs)
     known = {metric.name: metric for metric in task.metrics} if task else {}

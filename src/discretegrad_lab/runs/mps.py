@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..stack.sharing import PIPES, shares_gpu
+
 _CONTROL = "nvidia-cuda-mps-control"
-_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _LOGS = "CUDA_MPS_LOG_DIRECTORY"
 _SECONDS = 60.0
 """That starting, trying and stopping it may take, each."""
@@ -28,11 +29,11 @@ def shared_gpu(device: str) -> Iterator[str]:
         Why there is none; empty if there is, also one that a user has started, or where the device
         is no GPU.
     """
-    if not device.startswith("cuda") or os.environ.get(_PIPES):
+    if not device.startswith("cuda") or shares_gpu():
         yield ""
         return
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
-        names = {_PIPES: str(Path(folder, "pipe")), _LOGS: str(Path(folder, "log"))}
+        names = {PIPES: str(Path(folder, "pipe")), _LOGS: str(Path(folder, "log"))}
         why_not = _start(names)
         if why_not:
             yield why_not

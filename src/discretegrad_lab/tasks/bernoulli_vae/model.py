@@ -10,7 +10,6 @@ of mean zero, which is left out.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from ...stack.layers import generators, mlp, of_member, parameters_of, start_as_
 from ...stack.learned import RATE, make_learned
 from ...stack.model import Group, Model
 from ...stack.noise import Noise
+from ...stack.sharing import shares_gpu
 from ...stack.stein import STEIN_HIDDEN
 from ..pixels import binary_copy, take
 from .config import BernoulliVae
@@ -44,8 +44,6 @@ EVALUATE_EVERY = 25
 """Epochs from one pass over the images of validation and test to the next."""
 IMPORTANCE = 100
 """Samples of the tighter bound, which is computed at the end."""
-SHARED_GPU = "CUDA_MPS_PIPE_DIRECTORY"
-"""Processes that have this variable compute on a GPU at the same time (NVIDIA's MPS)."""
 
 # evaluations of the decoder at once outside of training, for each member
 _AT_ONCE = 2000
@@ -309,7 +307,7 @@ class BernoulliVaeModel(Model):
         processes compute on the GPU at the same time nobody knows the share, from then on.
         """
         taken = (self._clock() - self._began) / self._members
-        if SHARED_GPU in os.environ:
+        if shares_gpu():
             taken = math.nan
         self.buffers["seconds"] += self._epochs_measured * taken
         self._epochs_measured = 1 if self._epochs_measured else 2
